@@ -22,6 +22,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
+from skypool.buckets.store import client
 from skypool.data import fetching, filled_folder
 from skypool.data.checksums import Checksums, Damaged
 from skypool.data.data_asked import check_offers, data_asked, examined, far_apart, on_node
@@ -34,7 +35,7 @@ from skypool.pool import saving
 from skypool.testing import FakeCloud
 from skypool.wire.save_orders import Order
 from tests.conftest import eventually
-from tests.lab import stores
+from tests.lab import stores, sts
 from tests.lab.stores import secret_of
 from tests.lab.work import files_and_modes
 from tests.test_folder_saver import FaultyStore, Mover, faulty, files_of, slowed
@@ -502,6 +503,22 @@ def test_wrong_data_of_a_run_is_refused(place: Path) -> None:
         assert done.returncode == 125
         assert why in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_role_and_an_identity_are_for_saving_and_data_is_read_without_them(place: Path) -> None:
+    Path("train.py").touch()
+    with sts.short_lived(3600) as public:
+        bucket = sky.Bucket("s3://models/shards", public.endpoint, keys=KEYS)
+        made = client(bucket, dict.fromkeys(KEYS, "owner"))
+        words = ["--data", "data=s3://models/shards", "--bucket-endpoint", public.endpoint, "--dry-run", "--local"]
+        made.put_object(Bucket="models", Key="shards/a", Body=b"1")
+        private = run(*words, "--bucket-identity", "train.py")
+        assert "it is not public, and no keys are named" in private.stderr
+        made.put_object(Bucket="models", Key="shards/a", Body=b"1", ACL="public-read")
+        for login in (["--bucket-role", sts.ROLE], ["--bucket-identity"]):
+            done = run(*words, *login, "train.py")
+            assert done.returncode == 0, done.stderr
+            assert "data     1 byte in 1 file from s3://models/shards to data" in done.stderr
 
 
 # --- a real store --------------------------------------------------------------------------------------------

@@ -28,12 +28,16 @@ from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.errors import CapacityError, NoOffers, PoolClosed, UsageError
 from skypool.metrics import calls_and_costs, devices, names
 from skypool.metrics.exporter import exporters_asked
+from skypool.metrics.metering import Metering
 from skypool.metrics.prometheus import label_of, name_of
 from skypool.metrics.values import Attributes, Kind, Measurement, Metric
+from skypool.observers.observed import Observed
+from skypool.pool.states import Node, Phase, Pool
 from skypool.rental.receipt import Line
 from skypool.testing import FakeCloud, Stock
 from skypool.wire.save_orders import FolderState
 from tests.conftest import eventually
+from tests.facts import Given
 from tests.needs import skip_or_fail
 from tests.nvml import FakeNvml, Library, build, fake_and_real
 from tests.nvml.cloud import CloudWithCards
@@ -577,3 +581,21 @@ def test_what_is_saved_of_a_folder_is_measured_and_nothing_when_it_has_ended() -
     restoring = calls_and_costs.folder_measurements(FolderState("out", "restoring", trouble="refused"), NODE)
     assert [(each.metric, each.value) for each in restoring] == [(names.FOLDER_TROUBLE, 1)]
     assert not list(calls_and_costs.folder_measurements(FolderState("out", "ended", trouble="refused"), NODE))
+
+
+def test_data_is_no_folder_that_is_saved() -> None:
+    folders = {
+        (0, each.id): each
+        for each in (
+            FolderState("out", "saving", files=3),
+            FolderState("/data", "fetching", trouble="slow"),
+            FolderState("/more", "there"),
+        )
+    }
+    given = Given(state=Pool(1, 1, nodes={0: Node(0, Phase.READY)}), folders=folders)
+    metering = Metering(())
+    metering.begin(given)
+    named = {each.attributes.get("skypool.folder") for each in metering.read()} - {None}
+    assert named == {"out"}
+    told: Any = Observed(given).info()["nodes"]
+    assert [each["id"] for each in told[0]["folders"]] == ["out"]

@@ -19,6 +19,7 @@ from skypool.data.save_asked import SaveFolder
 from skypool.errors import UsageError
 from skypool.model import Need
 from skypool.pool.saving import check_identity
+from skypool.rental.ledger import Ledger
 from skypool.runs.save_places import Place, common
 from skypool.testing import FakeCloud
 from skypool.wire.save_orders import Order
@@ -28,6 +29,7 @@ from tests.lab import sts
 from tests.lab.iam_evaluator import decide
 from tests.lab.sts import log_in
 from tests.test_bucket_policies import inside, outside
+from tests.test_data import run
 from tests.test_save import pool
 from tests.test_temporary_credentials import USER
 
@@ -179,6 +181,29 @@ def test_machines_without_the_identity_that_a_bucket_needs_are_refused_before_th
     check_identity(needing, set(), [sky.AWS(), sky.Local()])
     with pytest.raises(UsageError, match="aws is asked for machines without one"):
         check_identity(needing, {"aws"}, [sky.AWS()])
+
+
+def test_a_run_is_refused_before_machines_are_rented_that_cannot_log_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "train.py").touch()
+    asked = {"out": Bucket(PLACE.url, region="us-east-1", identity=True)}
+    with pytest.raises(UsageError, match=r"fake is asked for machines without one; .* with keys= or role= instead"):
+        sky.run("train.py", FakeCloud(), budget=20, save=asked)
+    words = ["--provider", "fake", "--budget", "20", "--bucket-identity", "--bucket-region", "us-east-1"]
+    done = run(*words, "--save", f"out={PLACE}", "train.py")
+    assert done.returncode == 125
+    assert "fake is asked for machines without one; " in done.stderr, done.stderr
+    assert "with --bucket-keys or --bucket-role instead" in done.stderr
+    with sts.short_lived(600) as made:
+        log_in(monkeypatch, USER)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", made.endpoint)
+        with pytest.raises(UsageError, match=r"the lease of machines, 600 s, is longer than the 300 s .* files; name"):
+            sky.run("train.py", FakeCloud(), budget=20, save={"out": PLACE})
+    assert Ledger.here().pools() == []
 
 
 def test_a_project_says_how_machines_log_in_to_its_bucket(tmp_path: Path) -> None:

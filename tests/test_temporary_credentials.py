@@ -6,9 +6,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,16 @@ from skypool import clock
 from skypool.buckets import store, temporary
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.bucket_check import OUTSIDE, check_temporary
+from skypool.cli import run_messages
 from skypool.data import objects
-from skypool.data.save_asked import checked, save_asked
+from skypool.data.data_asked import DataFolder, data_asked, examined
+from skypool.data.save_asked import SaveFolder, checked, save_asked
 from skypool.errors import UsageError
+from skypool.pool.renewals import Renewals
+from skypool.pool.saving import check_expiry
+from skypool.pool.states import Phase
+from skypool.testing import FakeCloud
+from skypool.wire.save_orders import FolderState, Order
 from tests.conftest import eventually
 from tests.lab import sts
 from tests.lab.sts import log_in
@@ -191,12 +199,114 @@ def test_a_session_token_that_expires_before_the_machines_end_is_refused(
         pool(tmp_path, save={"out": bucket})
 
 
+def test_keys_of_data_that_expire_are_refused_in_the_words_of_the_user(
+    cloud: sts.ShortLived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "train.py").touch()
+    for name, value in SESSION.items():
+        monkeypatch.setenv(name, value)
+    objects.put(store.opened(Bucket("s3://models/shards", region="us-east-1")), "a", b"1")
+    bucket = Bucket("s3://models/shards", keys=IDS)
+
+    def expires(minutes: float) -> None:
+        monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat())
+
+    expires(30)
+    with pytest.raises(UsageError, match=r"expires in 0\.5 hours, .* for any time: .* log in again, or name keys that"):
+        pool(tmp_path, save={}, data={"data": bucket}).start()
+    expires(10)
+    with pytest.raises(UsageError, match=r"expires in 0\.2 hours, .* may run 0\.3 hours: shorten max_lifetime=, log"):
+        sky.run("train.py", FakeCloud(), budget=20, data={"data": bucket})
+    option = run_messages.Lines().option
+    for folder, ways in (
+        (DataFolder("data", bucket, expires=datetime.now(UTC)), "log in again, or name keys .* as --bucket-keys$"),
+        (
+            SaveFolder("out", bucket, expires=datetime.now(UTC)),
+            "--bucket-keys, .* --bucket-role, .* --bucket-identity ",
+        ),
+    ):
+        with pytest.raises(UsageError, match=rf"expires in 0\.0 hours, .*: shorten --max-lifetime, .*{ways}"):
+            check_expiry([folder], 60, option)
+
+
+def test_the_endpoint_of_this_computer_goes_on_to_machines(
+    cloud: sts.ShortLived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects.put(store.opened(Bucket("s3://models/shards", region="us-east-1")), "a", b"1")
+
+    def places() -> set[str]:
+        [saved] = checked(save_asked({"out": Bucket("s3://models/runs/x")}), lambda text: None)
+        [data] = examined(data_asked({"data": Bucket("s3://models/shards", keys=IDS[:2])}))
+        assert (saved.bucket.region, data.bucket.region, data.files) == ("us-east-1", "us-east-1", 1)
+        return {saved.bucket.endpoint, data.bucket.endpoint}
+
+    assert places() == {cloud.endpoint}
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    assert store.endpoint_here() == ""
+    (tmp_path / "config").write_text(f"[default]\nendpoint_url = {cloud.endpoint}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    assert places() == {cloud.endpoint}
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", cloud.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert store.endpoint_here() == cloud.endpoint
+
+
 def test_a_lease_that_outlives_credentials_without_a_client_is_refused(cloud: sts.ShortLived, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"lease=3600 s is longer than the 1800 s .* make lease= shorter"):
         pool(tmp_path, save={"out": Bucket("s3://models/runs/x")}, lease="1h").start()
 
 
 # --- while a pool runs ---------------------------------------------------------------------------------------
+
+
+def test_an_answer_without_credentials_is_trouble_and_the_last_ones_count(
+    cloud: sts.ShortLived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer = temporary.Issuer(Bucket("s3://models/runs/x", region="us-east-1"))
+    first = issuer.current()
+    real = clock.elapsed
+    monkeypatch.setattr(clock, "elapsed", lambda: real() + 0.51 * first.life)
+    with monkeypatch.context() as patch:
+        patch.setattr(temporary.Issuer, "_answer", lambda self: {})
+        assert issuer.newest() is first
+        assert "no temporary credentials for s3://models/runs/x: KeyError: 'Credentials'" in issuer.trouble
+    monkeypatch.setattr(clock, "elapsed", lambda: real() + 0.52 * first.life)
+    assert issuer.current().number == 2
+
+
+def test_a_login_by_a_program_that_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_in(monkeypatch, {})
+    (tmp_path / "config").write_text("[default]\ncredential_process = /nonexistent/login\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(UsageError, match=r"no temporary credentials for s3://models/x: .*/nonexistent/login.*; log in"):
+        save_asked({"out": Bucket("s3://models/x")})
+    issuer = temporary.Issuer(Bucket("s3://models/x", region="us-east-1"))
+    assert issuer.newest() is None
+    assert "/nonexistent/login" in issuer.trouble
+
+
+def test_an_error_does_not_end_the_renewal_of_other_folders(cloud: sts.ShortLived) -> None:
+    told: list[str] = []
+    sent: list[int] = []
+    life: Any = SimpleNamespace(state=SimpleNamespace(phase=Phase.READY), given_away=None, notice=told.append)
+    connections: Any = SimpleNamespace(links={0: None, 1: None})
+    orders = [Order("out", "out", "s3://models/runs/x", node=node, serial=str(node)) for node in range(2)]
+    states = {(each.node, "out"): FolderState("out", "saving", serial=each.serial) for each in orders}
+
+    def send(node: int, order: Mapping[str, object]) -> None:
+        if node == 0:
+            raise RuntimeError("no way")
+        sent.append(node)
+
+    renewals = Renewals(life, connections, lambda: states, send)
+    issuer = temporary.Issuer(Bucket("s3://models/runs/x", region="us-east-1"))
+    for each in orders:
+        renewals.add(each.node, each, issuer)
+    eventually(lambda: len(sent) > 1, 30, "two times that credentials are sent")
+    life.state.phase = Phase.ENDED
+    assert told == ["the credentials of s3://models/runs/x cannot be renewed: RuntimeError: no way"]
 
 
 def test_a_process_that_takes_a_pool_over_says_that_it_renews_nothing(

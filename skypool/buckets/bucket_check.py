@@ -21,8 +21,10 @@ _MOST = 1000
 """The most unfinished uploads that are counted."""
 
 
-def check(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Bucket | None = None) -> Iterator[Finding]:
     """Yield what was found about a bucket. Each request to a store that does not answer fails after some seconds.
+
+    `named` is the bucket as the user names it, for advice. Default None: `bucket`.
 
     Raises UsageError if a library is not installed, if there is no login, or no such folder or region.
     """
@@ -80,7 +82,7 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterator
             with suppress(BaseError, OSError):  # the findings say so
                 obstore.delete(opened, name)
     if bucket.scheme == "s3":
-        yield _left_over(bucket, variables)
+        yield _left_over(bucket, variables, named or bucket)
         if bucket.keys and bucket.prefix:
             yield _outside(bucket, variables)
 
@@ -92,17 +94,17 @@ def check_temporary(bucket: Bucket) -> Iterator[Finding]:
 
     Raises UsageError as `check` does.
     """
-    what = "temporary credentials"
+    what, named = "temporary credentials", bucket
     if not bucket.region and not bucket.endpoint:
         bucket = replace(bucket, region=store.region_of(bucket))
     try:
         made = temporary.Issuer(bucket).current()
     except UsageError as e:
         yield Finding(what, not bucket.role, str(e), open=not bucket.role)
-        yield from check(replace(bucket, role=""))
+        yield from check(replace(bucket, role=""), named=named)
         return
     yield Finding(what, True, f"this computer's login makes some for {made.life / 3600:.0f} h; they are used below")
-    yield from check(*with_values(bucket.url, bucket.endpoint, bucket.region, made.values))
+    yield from check(*with_values(bucket.url, bucket.endpoint, bucket.region, made.values), named)
 
 
 def _tried(what: str, act: Callable[[], str]) -> Finding:
@@ -116,8 +118,8 @@ def _tried(what: str, act: Callable[[], str]) -> Finding:
         return Finding(what, False, found.text, found.advice)
 
 
-def _left_over(bucket: Bucket, variables: Mapping[str, str]) -> Finding:
-    """Look for unfinished uploads, which cost money."""
+def _left_over(bucket: Bucket, variables: Mapping[str, str], named: Bucket) -> Finding:
+    """Look for unfinished uploads, which cost money. `named` is the bucket as the user names it."""
     what = "unfinished uploads"
     try:
         found = [*islice(unfinished.uploads(bucket, variables), _MOST)]
@@ -128,7 +130,7 @@ def _left_over(bucket: Bucket, variables: Mapping[str, str]) -> Finding:
     days = (datetime.now(UTC) - min(each.began for each in found)).days
     more = " or more" * (len(found) == _MOST)
     text = f"{len(found)}{more}, the oldest of {days} days; they cost money, and no listing of objects shows them"
-    advice = f"`skypool gc --bucket {bucket} --yes` removes those that are a day old; a lifecycle rule can do so, too"
+    advice = f"`{unfinished.command(named)} --yes` removes those that are a day old; a lifecycle rule can do so, too"
     return Finding(what, True, text, advice, open=True)
 
 

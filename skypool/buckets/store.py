@@ -102,7 +102,7 @@ def opened(
         "client_options": {
             "timeout": f"{patience:g}s",
             "connect_timeout": f"{PATIENCE:g}s",
-            "allow_http": (bucket.endpoint or _endpoint_here()).startswith("http://"),
+            "allow_http": (bucket.endpoint or _endpoint_in_environment()).startswith("http://"),
         },
         "retry_config": {"max_retries": 2, "retry_timeout": timedelta(seconds=patience)},
     }
@@ -124,7 +124,31 @@ def opened(
     return S3Store(bucket.name, region=region, disable_bulk_delete=True, **common)
 
 
-def _endpoint_here() -> str:
+def endpoint_here() -> str:
+    """Return the endpoint that the environment or boto3's files of this computer name for buckets; "" for none.
+
+    Raises UsageError if these files have a mistake.
+    """
+    if find_spec("boto3") is None:
+        return _endpoint_in_environment()
+    import boto3
+    from botocore import UNSIGNED
+    from botocore.config import Config
+
+    with _mistakes_told():
+        session = boto3.Session()
+        named, usual = (
+            session.client(
+                "s3",
+                region_name=USUAL_REGION,
+                config=Config(signature_version=UNSIGNED, ignore_configured_endpoint_urls=ignores),
+            ).meta.endpoint_url
+            for ignores in (False, True)
+        )
+    return "" if named == usual else str(named)
+
+
+def _endpoint_in_environment() -> str:
     """Return the endpoint that the environment of this computer names, as boto3 and obstore read it; "" for none."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
 

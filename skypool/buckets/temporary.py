@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -35,11 +35,6 @@ _LIVES = 43200, 3600
 """The seconds that are asked for: a role that does not allow 12 hours, or that a role assumes, allows one."""
 _TOKEN, _EXPIRES = "AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION"
 """The variables of a session token and of its end, as `aws configure export-credentials --format env` prints them."""
-REMEDIES = (
-    "name keys that reach this prefix alone as keys=, name a role to assume as role=, or give the machines an identity "
-    "and pass identity=True (`skypool setup` makes one)"
-)
-"""What to do about a login that makes no temporary credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +57,22 @@ class Credentials:
     def left(self) -> float:
         """The seconds for which they still count; 0 if they have expired."""
         return max(0.0, self.made + self.life - clock.elapsed())
+
+
+def argument(name: str, value: object = None) -> str:
+    """Return an argument as a program writes it, with a value unless it is None."""
+    return f"{name}=True" if name == "identity" else f"{name}={'' if value is None else repr(value)}"
+
+
+def remedies(option: Callable[..., str] = argument) -> str:
+    """Return what to do about a login that makes no temporary credentials, or too short ones.
+
+    `option` returns an option as the user writes it.
+    """
+    return (
+        f"name keys that reach this prefix alone as {option('keys')}, name a role to assume as {option('role')}, or "
+        f"give the machines an identity and pass {option('identity')} (`skypool setup` makes one)"
+    )
 
 
 class Issuer:
@@ -110,8 +121,10 @@ class Issuer:
                 try:
                     self._last = last = self._made((last.number if last else 0) + 1)
                     self.trouble = ""
-                except UsageError as e:
-                    self.trouble, self._again = str(e), clock.elapsed() + _AGAIN
+                except Exception as e:  # noqa: BLE001 - whatever it is, the last ones count, and it is told
+                    text = f"no temporary credentials for {self._bucket}: {type(e).__name__}: {one_line(str(e), 300)}"
+                    self.trouble = str(e) if isinstance(e, UsageError) else text
+                    self._again = clock.elapsed() + _AGAIN
             return last if last is not None and last.left else None
 
     def _made(self, number: int) -> Credentials:
@@ -212,12 +225,13 @@ def check_login(bucket: Bucket) -> bool:
     if found is None or login is None:
         raise UsageError(
             f"{bucket} needs keys that a machine may have, and this computer has no login that could make temporary "
-            f"ones. Log in, or {REMEDIES}"
+            f"ones. Log in, or {remedies()}"
         )
     if login.token and not bucket.role:
+        ways = remedies()
         raise UsageError(
             f"{bucket} needs keys that a machine may have: the login of this computer is temporary itself, and must "
-            f"assume a role to make some for {bucket.prefix or bucket.name} alone. {REMEDIES[0].upper()}{REMEDIES[1:]}"
+            f"assume a role to make some for {bucket.prefix or bucket.name} alone. {ways[0].upper()}{ways[1:]}"
         )
     return bool(login.token) and not hasattr(found, "refresh_needed")
 
@@ -265,8 +279,8 @@ def _told(bucket: Bucket) -> Iterator[None]:
         request = "AssumeRole" if bucket.role else "GetFederationToken"
         how = f"; {bucket.role} must trust it" if bucket.role else ""
         why = f"{_CODES[code]}{how if code == 'AccessDenied' else ''}" if code in _CODES else one_line(str(e), 300)
-        raise UsageError(f"no temporary credentials for {bucket} by {request}: {why}. Or {REMEDIES}") from e
-    except (BotoCoreError, ValueError) as e:
+        raise UsageError(f"no temporary credentials for {bucket} by {request}: {why}. Or {remedies()}") from e
+    except (BotoCoreError, OSError, ValueError) as e:  # OSError of a program that a login names
         raise UsageError(
-            f"no temporary credentials for {bucket}: {one_line(str(e), 300)}; log in again, or {REMEDIES}"
+            f"no temporary credentials for {bucket}: {one_line(str(e), 300)}; log in again, or {remedies()}"
         ) from e

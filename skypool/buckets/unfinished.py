@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple
@@ -23,6 +24,13 @@ class Unfinished(NamedTuple):
     key: str
     upload: str
     began: datetime
+
+
+def command(bucket: Bucket) -> str:
+    """Return the command that lists the unfinished uploads below the prefix of a bucket."""
+    options = {"--bucket": bucket.url, "--endpoint": bucket.endpoint, "--region": bucket.region}
+    given = {**options, "--keys": ",".join(bucket.keys)}
+    return shlex.join(["skypool", "gc", *(word for each in given.items() if each[1] for word in each)])
 
 
 def uploads(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterator[Unfinished]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from skypool.buckets import unfinished
 from skypool.buckets.bucket import Bucket
 from skypool.cli import output, unfinished_uploads
 from skypool.drivers import registry
@@ -213,7 +214,7 @@ def _sweep_bucket(bucket: Bucket, ledger: Ledger | None, yes: bool, as_json: boo
         found = unfinished_uploads.as_data(uploads, yes)
         output.data({"uploads": found, "not_asked": uploads.failures})
     else:
-        unfinished_uploads.show(uploads, yes)
+        unfinished_uploads.show(uploads, yes, unfinished.command(bucket))
         if not uploads.count and not uploads.failures:
             output.say(f"{bucket} has no unfinished upload that is a day old")
     if uploads.failures:

@@ -128,10 +128,10 @@ def run(
     bucket_region: Annotated[str, typer.Option("--bucket-region", help="The region of the buckets.")] = "",
     role: Annotated[
         str,
-        typer.Option("--bucket-role", metavar="ARN", help="The role by which machines get temporary credentials."),
+        typer.Option("--bucket-role", metavar="ARN", help="The role by which machines get credentials to save."),
     ] = "",
     identity: Annotated[
-        bool, typer.Option("--bucket-identity", help="The machines have an identity that reaches the buckets.")
+        bool, typer.Option("--bucket-identity", help="The machines have an identity that reaches the buckets to save.")
     ] = False,
     complete: Annotated[
         list[str] | None,
@@ -181,7 +181,8 @@ def run(
         target = Target.of(words)
         place = Place(endpoint, bucket_region, tuple(filter(None, keys.split(","))), role, identity)
         folders, buckets = named(save or (), place)
-        bare, sources = named(data or (), place, "--data")
+        to_read = place._replace(role="", identity=False)  # which are for saving alone
+        bare, sources = named(data or (), to_read, "--data")
         if bare:
             raise UsageError(f"--data takes a folder and its place, such as /data=s3://NAME/PREFIX, not {bare[0]!r}")
         rent: dict[str, Any] = {

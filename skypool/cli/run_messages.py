@@ -29,7 +29,10 @@ _NOTE, _ERROR, _LINE = 3, 4, 5
 _NAMES = {1: "stdout", 2: "stderr"}
 _FULL = 1.0
 """Seconds between two attempts to write to a full disk."""
-_OPTIONS = {"max_usd_per_hour": "--max-price", "secrets": "--secret"}
+_OPTIONS = {
+    "max_usd_per_hour": "--max-price", "secrets": "--secret", "keys": "--bucket-keys", "role": "--bucket-role",
+    "identity": "--bucket-identity",
+}  # fmt: skip
 """The options that have other names than the parameters."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SIGNALLED = 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,9 +13,11 @@ from skypool.buckets.unfinished import Unfinished
 from skypool.cli import output
 from skypool.cli.ps import is_over
 from skypool.data import left_uploads
-from skypool.errors import UsageError
+from skypool.errors import LedgerError, NotPrivate, UsageError
 from skypool.rental.ledger import Ledger
 from skypool.text import one_line
+
+_NOTES = "notes of the buckets to which pools save"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class Uploads:
 
     Attributes:
         found: those of each bucket.
-        failures: why a bucket could not be asked, or uploads could not be removed, by the bucket's URL.
+        failures: why a bucket could not be asked, or uploads could not be removed, by the bucket's URL; and why the
+            notes of pools could not be read or removed.
     """
 
     found: dict[Bucket, list[Unfinished]] = field(default_factory=dict[Bucket, list[Unfinished]])
@@ -37,45 +41,76 @@ class Uploads:
 def look(ledger: Ledger | None, bucket: Bucket | None, removes: bool) -> Uploads:
     """Find the uploads that ended pools of this computer have left, and remove them if `removes`.
 
+    Errors are among the failures that are returned.
+
     Args:
         bucket: the only place to look at. Default None: those to which pools of this computer have saved.
     """
-    runs = left_uploads.noted()
-    places = {each for run in runs for each in run.buckets} if bucket is None else {bucket}
     done = Uploads()
-    over = _is_over(ledger)
+    try:
+        runs = left_uploads.noted()
+    except (NotPrivate, OSError) as e:
+        done.failures[_NOTES] = _said(e)
+        return done
+    places = {each for run in runs for each in run.buckets} if bucket is None else {bucket}
+    ended = _ended(ledger)
     clean = []
     for place in sorted(places, key=lambda each: (each.url, each.endpoint)):
         try:
-            found = left_uploads.left(place, runs, over)
+            found = left_uploads.left(place, runs, ended)
             if found:
                 done.found[place] = found
             for each in found if removes else ():
                 unfinished.remove(place, each)
         except Exception as e:  # noqa: BLE001 - boto3 raises many kinds for what a store may answer; all are told
-            done.failures[str(place)] = one_line(str(e), 300) or type(e).__name__
+            if bucket is None and _is_gone(e):
+                clean.append(place)
+            else:
+                done.failures[str(place)] = _said(e)
         else:
             if removes or not found:
                 clean.append(place)
-    left_uploads.forget_all(runs, clean, over)
+    try:
+        left_uploads.forget_all(runs, clean, ended)
+    except (OSError, LedgerError) as e:
+        done.failures[_NOTES] = _said(e)
     return done
 
 
-def _is_over(ledger: Ledger | None) -> Callable[[str], bool]:
-    """Return a function that says whether a run has ended. Without a ledger, that is not known of any."""
+def _said(error: Exception) -> str:
+    return one_line(str(error), 300) or type(error).__name__
 
-    def has_ended(session: str) -> bool:
+
+def _is_gone(error: Exception) -> bool:
+    """Return True if a store says that it has no such bucket, which then has no uploads."""
+    said = getattr(error, "response", None)  # of botocore's ClientError
+    return isinstance(said, dict) and said.get("Error", {}).get("Code") == "NoSuchBucket"
+
+
+def _ended(ledger: Ledger | None) -> Callable[[str], float | None]:
+    """Return a function that says when a run has ended at the latest; None for one that goes on.
+
+    Without a ledger, no end is known. A run that the ledger does not know has ended at a time that is not known either.
+    """
+
+    def end_of(session: str) -> float | None:
         if ledger is None:
-            return False
-        record = ledger.record(session)
-        now = clock.now()
-        return record is None or record.state(now) == "ended" or is_over(record, now)
+            return None
+        record, now = ledger.record(session), clock.now()
+        if record is None:
+            return math.inf
+        if record.state(now) != "ended" and not is_over(record, now):
+            return None
+        machines = max((each.until for each in record.lines), default=math.inf)
+        ends = (record.lasts, record.ended, None if record.running else machines)
+        # a process that ends a pool may do so long after its client and its machines are gone
+        return min(each for each in ends if each is not None)
 
-    return has_ended
+    return end_of
 
 
-def show(uploads: Uploads, removed: bool) -> None:
-    """Print what was found."""
+def show(uploads: Uploads, removed: bool, command: str = "skypool gc") -> None:
+    """Print what was found by a command."""
     rows = [
         [str(place), str(each.key), f"{each.began:%Y-%m-%d %H:%M} UTC"]
         for place, several in uploads.found.items()
@@ -88,7 +123,7 @@ def show(uploads: Uploads, removed: bool) -> None:
     if uploads.count:
         many = f"{uploads.count} unfinished upload{'s' * (uploads.count != 1)}"
         if not removed:
-            output.say(f"nothing was removed; `skypool gc --yes` removes {many}")
+            output.say(f"nothing was removed; `{command} --yes` removes {many}")
         elif not uploads.failures:
             output.say(f"removed: {many}")
 

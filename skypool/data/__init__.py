@@ -11,8 +11,8 @@
 Modules of the client:
 
 - `save_asked`: checks what is to be saved, and whether its places can be used.
-- `left_uploads`: notes the places of pools, and finds unfinished uploads that ended pools have left there.
 - `data_asked`: the same for data, and whether machines have room for it.
+- `left_uploads`: notes the places of pools, and finds unfinished uploads that ended pools have left there.
 
 For programs on nodes:
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from itertools import combinations
 from typing import NamedTuple
 
-from skypool.buckets import store
+from skypool.buckets import store, temporary
 from skypool.buckets.bucket import Bucket
 from skypool.data.data_listing import wanted
 from skypool.data.local_files import OURS
@@ -32,6 +33,7 @@ class DataFolder(NamedTuple):
         bucket: the place. Without keys, a bucket must be public.
         values: the access key, its secret, and a session token if there is one; () for a folder or a public bucket.
         files: the number of files there, and `bytes` their bytes, as `examined` found them; None if that is not known.
+        expires: when the session token among the values expires; None if there is none, or this is not known.
     """
 
     path: str
@@ -39,6 +41,7 @@ class DataFolder(NamedTuple):
     values: tuple[str, ...] = ()
     files: int | None = None
     bytes: int | None = None
+    expires: datetime | None = None
 
     def __repr__(self) -> str:
         return f"DataFolder({self.path!r}, {self.bucket!r})"
@@ -74,7 +77,8 @@ def data_asked(
                 f"{name}: {bucket} is read with keys, and not with identity= or role=, which are for saving; name keys "
                 "that only read it, or none if it is public"
             )
-        found.append(DataFolder(_path(path, name), bucket, tuple(store.values(bucket, variables))))
+        values, expires = tuple(store.values(bucket, variables)), temporary.end_of(bucket, variables)
+        found.append(DataFolder(_path(path, name), bucket, values, expires=expires))
     for one, other in combinations(found, 2):
         if is_inside(one.path, other.path) or is_inside(other.path, one.path):
             raise UsageError(
@@ -119,8 +123,8 @@ def on_node(base: str, path: str) -> str:
 def examined(folders: Sequence[DataFolder]) -> list[DataFolder]:
     """Look at each place from this computer: list it, and begin to read an object. Nothing is written.
 
-    Return the folders with the regions of their buckets, and with the number and bytes of their files. The place of a
-    folder is on the machines, and not looked at here.
+    Return the folders with the regions and endpoints of their buckets, and with the number and bytes of their files.
+    The place of a folder is on the machines, and not looked at here.
 
     Raises:
         UsageError: a place cannot be used. The message says why, and what to do.
@@ -133,6 +137,7 @@ def _examined(folder: DataFolder) -> DataFolder:
     variables = dict(zip(bucket.keys, folder.values, strict=True))
     if not bucket.region and not bucket.endpoint:
         bucket = replace(bucket, region=store.region_of(bucket, variables, unsigned=True))
+    bucket = replace(bucket, endpoint=bucket.endpoint or store.endpoint_here())
     opened = store.opened(bucket, variables, unsigned=True)
     import obstore
     from obstore.exceptions import BaseError

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,16 +21,19 @@ from typing import NamedTuple
 from skypool import clock
 from skypool.buckets import unfinished
 from skypool.buckets.bucket import Bucket
+from skypool.data.save_asked import is_inside, overlap
 from skypool.errors import NotPrivate
 from skypool.safety import private, user_folders
 
 OLD = timedelta(days=1)
 """The age of an upload that nobody finishes any more."""
-_CLOCKS = timedelta(minutes=5)
-"""By how much the clock of a store may be late."""
+CLOCKS = timedelta(minutes=5)
+"""By how much the clock of a store may be wrong."""
 _MOST = 500
 """The most files: those of the newest runs."""
 _SESSION = re.compile(r"\w{1,64}")
+_lock = threading.Lock()
+"""Held while a note is changed."""
 
 
 class Noted(NamedTuple):
@@ -49,14 +55,22 @@ def note(session: str, buckets: Iterable[Bucket]) -> None:
     if not wanted:
         return
     file = private.folder(_folder(), private.STATE) / f"{session}.json"
-    before = _read(file)
-    at = before.since.timestamp() if before else clock.now()
-    both = dict.fromkeys([*(before.buckets if before else ()), *wanted])
-    part = file.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps({"at": at, "buckets": [asdict(each) for each in both]}))
-    part.replace(file)
-    for old in sorted(file.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_MOST]:
+    with _lock:
+        before = _read(file)
+        at = before.since.timestamp() if before else clock.now()
+        both = dict.fromkeys([*(before.buckets if before else ()), *wanted])
+        part = file.with_suffix(f".{secrets.token_hex(8)}")
+        part.write_text(json.dumps({"at": at, "buckets": [asdict(each) for each in both]}))
+        part.replace(file)
+    for old in sorted(file.parent.glob("*.json"), key=_written)[:-_MOST]:
         old.unlink(missing_ok=True)
+
+
+def _written(file: Path) -> float:
+    """Return when a file was written; 0 if another process has removed it."""
+    with suppress(FileNotFoundError):
+        return file.stat().st_mtime
+    return 0.0
 
 
 def forget(session: str) -> None:
@@ -79,35 +93,40 @@ def noted() -> list[Noted]:
 def left(
     bucket: Bucket,
     runs: Sequence[Noted],
-    is_over: Callable[[str], bool],
+    ended: Callable[[str], float | None],
     variables: Mapping[str, str] = os.environ,
 ) -> list[unfinished.Unfinished]:
     """Return the unfinished uploads below a bucket's prefix that are a day old, or that ended runs have left.
 
     Args:
         runs: all that are noted.
-        is_over: returns True for the session of a run that has ended.
+        ended: returns when the run of a session has ended, in seconds since 1970, or None if it goes on.
 
     Raises as `unfinished.uploads` does.
     """
-    ours = [each for each in runs if bucket in each.buckets]
-    over = [each for each in ours if is_over(each.session)]
-    alive = [each.since - _CLOCKS for each in ours if each not in over]
-    ended = [each.since - _CLOCKS for each in over]
-    old = datetime.fromtimestamp(clock.now(), UTC) - OLD
+    near = [(run, place) for run in runs for place in run.buckets if overlap(place, bucket)]
+    ends = {run.session: ended(run.session) for run, _ in near}
+    old = clock.now() - OLD.total_seconds()
+    late = CLOCKS.total_seconds()
 
-    def is_left(began: datetime) -> bool:
-        if any(began >= since for since in alive):  # it may be of a run that goes on
+    def is_left(upload: unfinished.Unfinished) -> bool:
+        began = upload.began.timestamp()
+        theirs = [
+            ends[run.session]
+            for run, place in near
+            if (not place.prefix or is_inside(upload.key, place.prefix)) and began >= run.since.timestamp() - late
+        ]
+        if None in theirs:  # it may be of a run that goes on
             return False
-        return began < old or any(began >= since for since in ended)
+        return began < old or any(end is not None and began <= end + late for end in theirs)
 
-    return [each for each in unfinished.uploads(bucket, variables) if is_left(each.began)]
+    return [each for each in unfinished.uploads(bucket, variables) if is_left(each)]
 
 
-def forget_all(runs: Sequence[Noted], clean: Collection[Bucket], is_over: Callable[[str], bool]) -> None:
+def forget_all(runs: Sequence[Noted], clean: Collection[Bucket], ended: Callable[[str], float | None]) -> None:
     """Remove the notes of ended runs all of whose buckets are clean. Raises OSError if one cannot be removed."""
     for each in runs:
-        if {*each.buckets} <= {*clean} and is_over(each.session):
+        if {*each.buckets} <= {*clean} and ended(each.session) is not None:
             forget(each.session)
 
 

@@ -106,7 +106,7 @@ def overlap(one: Bucket, other: Bucket) -> bool:
 
 
 def checked(folders: Sequence[SaveFolder], tell: Callable[[str], object]) -> list[SaveFolder]:
-    """Try each place from this computer, and return the folders with the regions of their buckets.
+    """Try each place from this computer, and return the folders with the regions and endpoints of their buckets.
 
     What machines log in with is tried, too, but for an identity of their own, which only they have.
 
@@ -125,12 +125,14 @@ def checked(folders: Sequence[SaveFolder], tell: Callable[[str], object]) -> lis
         variables: Mapping[str, str] = dict(zip(bucket.keys, each.values, strict=True))
         if not bucket.region and not bucket.endpoint:
             bucket = replace(bucket, region=store.region_of(bucket, variables))
-        issuer = None
+        asked, issuer = bucket, None
+        if not bucket.identity:  # a machine has one at its own cloud only
+            bucket = replace(bucket, endpoint=bucket.endpoint or store.endpoint_here())
         if bucket.login == "temporary":
-            issuer = temporary.Issuer(bucket)
+            issuer = temporary.Issuer(asked)  # STS may have another endpoint
             values = issuer.current().values
             tried, variables = with_values(bucket.url, bucket.endpoint, bucket.region, values)
-            if temporary.check_login(bucket):
+            if temporary.check_login(asked):
                 tell(f"when the session token of this computer's login expires, saving to {bucket} fails")
         else:
             tried = bucket

@@ -64,7 +64,7 @@ class Metering(Watch):
             found += self._measured(node, word, attributes)
         gone = ("unreachable", "ended")
         for (node, _), folder in self._facts.folders.items():
-            if calls_and_costs.state_of(words.get(node, "ended")) not in gone:
+            if not folder.is_data and calls_and_costs.state_of(words.get(node, "ended")) not in gone:
                 found += calls_and_costs.folder_measurements(
                     folder, self._attributes(node, state.nodes.get(node), pool)
                 )

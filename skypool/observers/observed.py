@@ -90,7 +90,11 @@ class Observed:
             "done": counts.done,
             "running": list(counts.names),
             "health": _health(self._facts.health.of(node)),
-            "folders": [_folder(each) for (other, _), each in sorted(self._facts.folders.items()) if other == node],
+            "folders": [
+                _folder(each)
+                for (other, _), each in sorted(self._facts.folders.items())
+                if other == node and not each.is_data
+            ],
             "sample": to_json(sample) if (sample := self._facts.health.samples.newest.get(node)) else None,
         }
 
@@ -139,7 +143,7 @@ def _machine(instance: Instance | None) -> dict[str, object]:
 
 
 def _folder(state: FolderState) -> dict[str, object]:
-    """Return the state of a folder that is kept in a bucket as values for JSON."""
+    """Return the state of a folder that is saved to a bucket as values for JSON."""
     said = asdict(state)
     wanted = ("id", "url", "phase", "whole", "files", "bytes", "unsaved", "unsaved_bytes", "oldest", "rate", "trouble")
     return {name: said[name] for name in wanted}

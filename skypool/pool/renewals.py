@@ -11,6 +11,7 @@ from skypool.buckets.temporary import Issuer
 from skypool.pool.connections import Connections
 from skypool.pool.life import Life
 from skypool.pool.states import Phase
+from skypool.text import one_line
 from skypool.wire.save_orders import FolderState, Order
 
 _LOOK = 1.0
@@ -41,7 +42,7 @@ class Renewals:
         self._states, self._send = states, send
         self._renewed: dict[Key, tuple[Order, Issuer]] = {}
         self._sent: dict[Key, float] = {}
-        self._troubles: dict[Issuer, str] = {}  # that were told
+        self._troubles: dict[Issuer | Key, str] = {}  # that were told
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -59,7 +60,10 @@ class Renewals:
             with self._lock:
                 renewed = dict(self._renewed)
             for key, (order, issuer) in renewed.items():
-                self._renew(key, order, issuer)
+                try:
+                    self._renew(key, order, issuer)
+                except Exception as e:  # noqa: BLE001 - the others are renewed, and so is this one if the error passes
+                    self._tell(key, order, f"{type(e).__name__}: {one_line(str(e), 300)}")
             time.sleep(_LOOK)
 
     def _renew(self, key: Key, order: Order, issuer: Issuer) -> None:
@@ -70,12 +74,16 @@ class Renewals:
         if state.phase == "ended":
             return
         newest = issuer.newest()
-        if issuer.trouble != self._troubles.get(issuer, ""):
-            self._troubles[issuer] = issuer.trouble
-            if issuer.trouble:
-                self._life.notice(f"the credentials of {order.url} cannot be renewed: {issuer.trouble}")
+        self._tell(issuer, order, issuer.trouble)
         now = time.monotonic()
         if newest is None or state.credentials >= newest.number or now - self._sent.get(key, -math.inf) < _AGAIN:
             return
         self._sent[key] = now
         self._send(key[0], order.new_values(newest.values, newest.number))
+
+    def _tell(self, of: Issuer | Key, order: Order, trouble: str) -> None:
+        """Tell of trouble once; "" for none."""
+        if trouble != self._troubles.get(of, ""):
+            self._troubles[of] = trouble
+            if trouble:
+                self._life.notice(f"the credentials of {order.url} cannot be renewed: {trouble}")

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from skypool import events
 from skypool.buckets import temporary, unfinished
@@ -54,8 +54,6 @@ _SHARE = 0.2
 """The largest share of a budget or lifetime for what is left at the end."""
 _LOST = 15.0
 """Seconds in which a machine whose agent is gone saves its last files, if all was saved when it last told."""
-_CLOCKS = timedelta(minutes=5)
-"""By how much the clock of a store may be late."""
 _TO_REMOVE = 5.0
 """Seconds for which the end of machines waits for the removal of unfinished uploads."""
 _TO_END = 5.0
@@ -90,7 +88,7 @@ class Saving:
         self._places: dict[int, int] = {}
         self._lost: dict[tuple[int, str], float] = {}
         self._is_given_up = False
-        self._began = datetime.now(UTC) - _CLOCKS
+        self._began = datetime.now(UTC) - left_uploads.CLOCKS
         self._news = threading.Condition()
 
     def states(self) -> dict[tuple[int, str], FolderState]:
@@ -520,14 +518,15 @@ def check_plan(terms: Terms, plan: Plan, drivers: Sequence[Driver], data: Sequen
         data: the folders of data, as `examined` has found them.
     """
     check_offers(data, plan.offers, terms.need.disk_gib, lambda each: (terms.trust or each.trust) != "full")
+    if terms.save or data:
+        usd = None if terms.budget is None else terms.budget.max_usd
+        check_expiry([*terms.save, *data], longest(plan, terms.minimum, terms.lifetime, usd))
     if not terms.save:
         return
     for each in plan.offers:
         if (terms.trust or each.trust) != "full":
             raise UsageError(refused_to_stranger(f"{each.provider} {each.instance_type}", terms.save))
     check_identity(terms.save, {each.provider for each in plan.offers if each.usd_per_hour}, drivers)
-    usd = None if terms.budget is None else terms.budget.max_usd
-    check_expiry(terms.save, longest(plan, terms.minimum, terms.lifetime, usd))
     limits = [] if terms.lifetime is None else [terms.lifetime]
     price = max(each.usd_per_hour for each in plan.offers) * terms.maximum
     if terms.budget is not None and price:
@@ -547,42 +546,66 @@ def longest(plan: Plan, nodes: int, lifetime: float | None, usd: float | None) -
     return min(by_budget, math.inf if lifetime is None else lifetime)
 
 
-def check_expiry(folders: Sequence[SaveFolder], seconds: float) -> None:
-    """Raise UsageError if keys of a folder expire in less than so many seconds, which nodes may run."""
+def check_expiry(
+    folders: Sequence[SaveFolder | DataFolder], seconds: float, option: Callable[..., str] = temporary.argument
+) -> None:
+    """Raise UsageError if keys of a folder expire in less than so many seconds, in which nodes may need them.
+
+    `option` returns an option as the user writes it.
+    """
     for each in folders:
         if each.expires is None:
             continue
         left = (each.expires - datetime.now(UTC)).total_seconds()
         if left < seconds:
             runs = f"{seconds / 3600:.1f} hours" if seconds < math.inf else "for any time"
+            ways = temporary.remedies(option)
+            if isinstance(each, DataFolder):
+                ways = f"log in again, or name keys that do not expire as {option('keys')}"
             raise UsageError(
                 f"the session token of {each.bucket} expires in {max(0.0, left) / 3600:.1f} hours, and the machines "
-                f"may run {runs}: shorten max_lifetime, {temporary.REMEDIES}"
+                f"may run {runs}: shorten {option('max_lifetime')}, {ways}"
             )
 
 
-def check_identity(folders: Sequence[SaveFolder], providers: Collection[str], drivers: Sequence[Driver]) -> None:
+def check_identity(
+    folders: Sequence[SaveFolder],
+    providers: Collection[str],
+    drivers: Sequence[Driver],
+    option: Callable[..., str] = temporary.argument,
+) -> None:
     """Raise UsageError if machines of one of these providers have no identity, and a bucket needs one.
 
-    What machines of the user's own have is not known here.
+    What machines of the user's own have is not known here. `option` returns an option as the user writes it.
     """
     needing = next((each.bucket for each in folders if each.bucket.identity), None)
     for driver in drivers if needing is not None else ():
         if driver.name in providers and not (isinstance(driver, Identifies) and driver.gives_identity):
             raise UsageError(
                 f"{needing} is reached by an identity of the machine, and {driver.name} is asked for machines without "
-                "one; name it in the driver's settings, or save with keys= or role= instead"
+                f"one; name it in the driver's settings, or save with {option('keys')} or {option('role')} instead"
             )
 
 
-def check_lease(folders: Sequence[SaveFolder], lease: float) -> None:
-    """Raise UsageError if credentials that a client renews may expire before a node without a client ends."""
+def check_lease(
+    folders: Sequence[SaveFolder],
+    lease: float,
+    way: str = "make lease= shorter, or ",
+    option: Callable[..., str] = temporary.argument,
+) -> None:
+    """Raise UsageError if credentials that a client renews may expire before a node without a client ends.
+
+    Args:
+        way: how to make the lease shorter, as the beginning of the advice; "" if the user cannot.
+        option: returns an option as the user writes it.
+    """
     for each in folders:
         if each.issuer is not None and lease > each.issuer.shortest:
+            given = f"lease={lease:g} s" if way else f"the lease of machines, {lease:g} s,"
             raise UsageError(
-                f"lease={lease:g} s is longer than the {each.issuer.shortest:.0f} s for which temporary credentials of "
+                f"{given} is longer than the {each.issuer.shortest:.0f} s for which temporary credentials of "
                 f"{each.bucket} may last when this process is gone, so that machines could not save their last files; "
-                f"make lease= shorter, or {temporary.REMEDIES}"
+                f"{way}{temporary.remedies(option)}"
             )
 
 

@@ -69,7 +69,8 @@ class PoolFacts(Protocol):
         attempts: for each offer that could not be rented, its text and the error.
         launches: the number of launches, by their outcome.
         health: the samples and the health of the nodes.
-        folders: the state of each folder that a node keeps in a bucket, by the numbers of nodes and names of folders.
+        folders: the state of each folder that a node saves to a bucket, or fills from one, by the numbers of nodes and
+            names of folders.
         forwards: makes ports of this computer that lead to nodes.
     """
 

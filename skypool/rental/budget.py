@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NODE_LATER = 5.0
 """Seconds by which nodes end themselves later than the pool, so that the pool ends first and can say why."""
 CEILING = "SKYPOOL_MAX_USD"
-_START = 1200.0
+START = 1200.0
 """Seconds for which a budget must pay: ten minutes to boot a machine and set it up, and ten of work."""
 _HEADROOM = 1.25
 """Largest price of a spot machine in a pool with a budget, as a multiple of the price in the machine's offer.
@@ -136,7 +136,7 @@ def start_words(offers: Sequence[Offer], lifetime: float | None = None) -> str:
 
 
 def _start(lifetime: float | None) -> float:
-    return min(_START, lifetime or _START)
+    return min(START, lifetime or START)
 
 
 def ceiling() -> float | None:

@@ -567,7 +567,7 @@ class _Printer(Teller):
         return self._kept.text
 
     def option(self, name: str, value: object = None) -> str:
-        return "yes=True" if name == "yes" else _option(name, value)
+        return f"{name}=True" if name in ("yes", "identity") else _option(name, value)
 
     def ask(self, question: str) -> bool | None:
         return None

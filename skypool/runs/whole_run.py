@@ -26,11 +26,12 @@ from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers
 from skypool.files.project import Project, Survey, surveyed
 from skypool.link.spares import Spares
 from skypool.model import Offer
+from skypool.offers.need import drivers_asked
 from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
-from skypool.pool.saving import check_expiry, longest, refused_to_stranger
+from skypool.pool.saving import check_expiry, check_identity, check_lease, longest, refused_to_stranger
 from skypool.pool.states import Phase
-from skypool.rental.budget import Budget, ceiling, start_words, usd_to_start
+from skypool.rental.budget import START, Budget, ceiling, start_words, usd_to_start
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import pool_name
 from skypool.rental.records import Record, newest
@@ -49,6 +50,8 @@ _SOON = 0.03
 """Seconds in which the look at most projects is over: those with up to a thousand files."""
 _FRESH = 3.0
 """Seconds for which it holds what was found in the project. After them, it is looked at again."""
+_LEASE = 600.0
+"""Seconds after which machines end that do not hear of this process."""
 _SPARES = 2
 """One connection to each machine sends the project, another one reads the output of the program."""
 FAILED = 125
@@ -223,6 +226,7 @@ class WholeRun:
         _ = target.project.versions  # a mistake there is told before anything is rented
         _check_python(target.project)
         self._buckets = checked(self._buckets, tell.note)
+        check_lease(self._buckets, _LEASE, "", tell.option)
         self._data = examined(self._data)
         target.project.check_paths()
         self._rent = {
@@ -242,7 +246,7 @@ class WholeRun:
         self._check_node(found)
         most = min((each for each in (asked.budget, ceiling()) if each is not None), default=None)
         self._check_start(found, most)
-        check_expiry(self._buckets, longest(found, found.nodes[0], asked.max_lifetime, most))
+        self._check_logins(found, longest(found, found.nodes[0], asked.max_lifetime, most))
         tell.rents(found, most, asked.max_lifetime, self._name)
         is_budget = most is not None and any(each.usd_per_hour for each in found.offers)
         tell.saves(self._buckets, "the budget" if is_budget else "the lifetime" if asked.max_lifetime else "")
@@ -391,6 +395,14 @@ class WholeRun:
             limit += f", or {self._tell.option('max_lifetime', f'{minutes}m')}"
         raise BudgetExceeded(f"the first {start_words(start, lifetime)} cost {cost:.2f} USD, and {limit}")
 
+    def _check_logins(self, found: Plan, seconds: float) -> None:
+        """Raise UsageError if machines, which run for so many seconds at most, cannot log in to a bucket so long."""
+        option = self._tell.option
+        rented = {each.provider for each in found.offers if each.usd_per_hour}
+        check_identity(self._buckets, rented, drivers_asked(self._asked.rent["provider"]), option)
+        check_expiry(self._buckets, seconds, option)
+        check_expiry(self._data, min(seconds, START), option)  # it is fetched once
+
     def _check_node(self, found: Plan) -> None:
         """Raise UsageError if no machine that may be rented has the number of the node that is asked for."""
         node, nodes = self._asked.node, self._asked.nodes
@@ -431,7 +443,7 @@ class WholeRun:
         """
         asked, tell, name = self._asked, self._tell, self._name
         budget = None if asked.budget is None else Budget(asked.budget, best_effort=asked.best_effort)
-        terms: dict[str, Any] = {**self._rent, "budget": budget, "max_lifetime": asked.max_lifetime}
+        terms: dict[str, Any] = {**self._rent, "budget": budget, "max_lifetime": asked.max_lifetime, "lease": _LEASE}
         former = self._former
         if former is not None:  # it has its limits
             name, terms = former.pool, {"image": self._rent["image"], "provider": self._drivers_of(former)}
