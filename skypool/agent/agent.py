@@ -109,7 +109,7 @@ class Agent:
         self._status = Status(plan, self._slots, self._queue, self._client, self._watch)
         self._lookout = Lookout(config.watch, self._watch, self._status.interrupt)
         self._mover = MoverWatch(self._watch, lambda folders: self._client.send(Kind.SAVED, {"folders": folders}))
-        self._gang_steps = GangSteps(self._slots, lambda said: self._client.send(Kind.STEPS, said))
+        self._gang_steps = GangSteps(self._slots, lambda said: self._client.send(Kind.STEPS, said), self._clock)
         self._call_output = CallOutput(self._slots, self._queue, self._client)
         self._answers = Answers(config, self._queue, self._call_output, self._unacknowledged)
         self._items = Items(self._slots, self._queue, self._client, self._arrivals, self._answers)
