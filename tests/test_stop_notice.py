@@ -16,6 +16,7 @@ from skypool.agent.notice import Herald
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.stop_notice import StopNotice
 from skypool.errors import LifetimeExceeded
+from skypool.pool.limits import SteadyReserve
 from skypool.runtime import Attended, Interruption
 from tests.conftest import eventually, nodes
 from tests.lab.work import wait_for_end
@@ -62,6 +63,62 @@ def test_a_limit_is_told_as_the_client_keeps_it_and_follows_its_changes(moment: 
     assert look(40.0) == 1e9 + 10
     assert look(63.0) == 1e9 + 33
     assert look(66.0) == 0.0
+
+
+def test_what_is_written_after_the_notice_moves_the_stop_no_further_ahead(
+    moment: Moment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, lease = SharedPage(1), Lease(600.0, None, "")
+    notice = StopNotice(page, 600.0)
+
+    def look(after: float, needed: float) -> tuple[float, float]:
+        """Return when calls are stopped, and what they were told, in seconds after the last sign of life."""
+        moment.now = 1000.0 + after
+        now = 1e9 + after
+        monkeypatch.setattr(time, "time", lambda: now)
+        reserve = notice.steady(needed)
+        deadline = lease.renew(1000.0, reserve) - reserve
+        notice.look(deadline, reserve, lease.why)
+        return deadline - 1000.0, page.announced(0) - 1e9 if page.announced(0) else 0.0
+
+    assert look(500.0, 40.0) == (560.0, 0.0)
+    assert look(535.0, 40.0) == (560.0, 560.0)
+    assert look(540.0, 90.0) == (560.0, 560.0), "the last checkpoint is being written"
+    assert look(545.0, 20.0) == (580.0, 580.0), "less is left"
+    assert look(550.0, 40.0) == (580.0, 580.0), "they were told another time since"
+    lease.stay(600.0)
+    assert look(555.0, 90.0) == (1150.0, 0.0)
+    assert notice.steady(90.0) == 90.0
+
+
+def test_a_limit_is_told_as_the_client_has_said_when_it_stops_calls(moment: Moment) -> None:
+    page, lease = SharedPage(1), Lease(600.0, None, "")
+    notice = StopNotice(page, 600.0)
+    lease.allow(50.0 + 5.0)
+
+    def look(stop: float | None) -> float:
+        notice.client_stops(stop)
+        notice.look(lease.renew(moment.now, 10.0) - 10.0, 10.0, lease.why)
+        return page.announced(0) - 1e9 if page.announced(0) else 0.0
+
+    assert look(None) == 0.0, "its own reserve is small"
+    assert look(20.0) == 20.0, "another node needs longer"
+    assert look(90.0) == 0.0
+
+
+def test_the_reserve_of_a_pool_stays_once_its_stop_is_near() -> None:
+    needed = [10.0]
+    reserve = SteadyReserve(lambda: needed[0])
+    assert not reserve.note(60.0, reserve())
+    assert reserve.note(44.0, reserve())
+    needed[0] = 35.0
+    assert reserve() == 10.0
+    assert not reserve.note(20.0, reserve())
+    assert reserve() == 10.0
+    assert not reserve.note(54.0, reserve())
+    assert reserve() == 10.0, "it has not moved far away"
+    assert not reserve.note(56.0, reserve())
+    assert reserve() == 35.0
 
 
 def test_nothing_is_told_where_nothing_is_saved_and_of_a_node_without_work(moment: Moment) -> None:
