@@ -135,7 +135,7 @@ def test_nothing_is_told_where_nothing_is_saved_and_of_a_node_without_work(momen
         lease.stay(1.0)
 
 
-def test_a_call_is_told_once_of_all_ends_of_its_machine() -> None:
+def test_a_call_is_told_again_after_a_false_alarm_and_when_the_provider_takes_the_machine() -> None:
     page = SharedPage(1)
     read_end, write_end = os.pipe()
     herald = Herald(read_end, page)
@@ -143,14 +143,21 @@ def test_a_call_is_told_once_of_all_ends_of_its_machine() -> None:
     herald.attend(Attended(len, told.append))
     page.announce_stop(5e9, "lease")
     eventually(lambda: told, what="the notice")
+    page.announce_stop(0.0, "lease")
+    eventually(lambda: herald._told is None, what="the look at the withdrawal")
+    page.announce_stop(6e9, "lease")
+    eventually(lambda: len(told) == 2, what="the notice after a false alarm")
+    page.announce_stop(7e9, "limit")
     page.interruption = 4e9
     os.close(write_end)
-    time.sleep(0.2)
-    assert told == [Interruption(5e9, "lease")]
+    eventually(lambda: len(told) == 3, what="the notice of the provider")
+    time.sleep(0.6)
+    assert told == [Interruption(5e9, "lease"), Interruption(6e9, "lease"), Interruption(4e9)]
     herald.leave()
     herald.attend(Attended(len, told.append))
-    eventually(lambda: len(told) == 2, what="the notice for the next call")
-    assert told[1] == Interruption(4e9)
+    eventually(lambda: len(told) == 4, what="the notice for the next call")
+    assert told[3] == Interruption(4e9)
+    herald.leave()
 
 
 # --- whole pools -------------------------------------------------------------------------------------------------
