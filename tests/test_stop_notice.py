@@ -108,7 +108,8 @@ def test_a_limit_is_told_as_the_client_has_said_when_it_stops_calls(moment: Mome
 
 def test_the_reserve_of_a_pool_stays_once_its_stop_is_near() -> None:
     needed = [10.0]
-    reserve = SteadyReserve(lambda: needed[0])
+    reserve = SteadyReserve(lambda: needed[0], 600.0)
+    assert not reserve.note(20.0, 0.0), "nothing is saved yet"
     assert not reserve.note(60.0, reserve())
     assert reserve.note(44.0, reserve())
     needed[0] = 35.0
@@ -119,6 +120,9 @@ def test_the_reserve_of_a_pool_stays_once_its_stop_is_near() -> None:
     assert reserve() == 10.0, "it has not moved far away"
     assert not reserve.note(56.0, reserve())
     assert reserve() == 35.0
+    brief = SteadyReserve(lambda: needed[0], 20.0)
+    assert not brief.note(46.0, brief())
+    assert brief.note(44.0, brief())
 
 
 def test_nothing_is_told_where_nothing_is_saved_and_of_a_node_without_work(moment: Moment) -> None:

@@ -26,8 +26,8 @@ _OWNER_EVERY = 5.0
 reached, that is checked each time."""
 _TELL_EVERY = 5.0
 """Seconds after which nodes are told again for how long they may live."""
-_NEAR = 30.0 + _TELL_EVERY
-"""Seconds before the stop of calls from which its time stays: nodes tell calls 30 s ahead, by what they heard last."""
+_AHEAD = 30.0
+"""The most seconds by which nodes tell calls ahead when they are stopped: `skypool.agent.stop_notice`."""
 _AWAY = 10.0
 """Seconds by which the stop must have moved further away to be no longer near."""
 _EARLY = 2.0
@@ -44,11 +44,13 @@ class SteadyReserve:
     Once that is near, they stay as they are: calls have been told when they are stopped, and write more until then.
 
     Args:
-        needed: returns the seconds that nodes need now.
+        needed: returns the seconds that nodes need now; 0.0 if nothing is saved.
+        lease: the lease of the nodes, in seconds.
     """
 
-    def __init__(self, needed: Callable[[], float]) -> None:
+    def __init__(self, needed: Callable[[], float], lease: float) -> None:
         self._needed = needed
+        self._near = min(_AHEAD, lease / 4) + _TELL_EVERY  # nodes go by what they have heard last
         self._kept: float | None = None
 
     def __call__(self) -> float:
@@ -58,10 +60,10 @@ class SteadyReserve:
     def note(self, left: float, early: float) -> bool:
         """Note that the pool ends in `left` seconds, with this reserve. Return True if the stop has become near."""
         if self._kept is None:
-            if left - early < _NEAR:
+            if early and left - early < self._near:
                 self._kept = early
                 return True
-        elif left - early > _NEAR + _AWAY:
+        elif left - early > self._near + _AWAY:
             self._kept = None
         return False
 
@@ -88,7 +90,7 @@ class Limits:
         self._rental = rental
         self._linger = linger
         self._links = links
-        self._reserve = SteadyReserve(reserve)
+        self._reserve = SteadyReserve(reserve, terms.lease)
         self._due = float("inf")
         self._looked: float | None = None
         self._paused = 0.0
