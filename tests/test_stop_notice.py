@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from skypool.agent.shared_page import SharedPage
 from skypool.agent.stop_notice import StopNotice
 from skypool.errors import LifetimeExceeded
 from skypool.pool.limits import SteadyReserve
+from skypool.runs.saver import Saver
 from skypool.runtime import Attended, Interruption
 from tests.conftest import eventually, nodes
 from tests.lab.work import wait_for_end
@@ -123,6 +126,29 @@ def test_the_reserve_of_a_pool_stays_once_its_stop_is_near() -> None:
     brief = SteadyReserve(lambda: needed[0], 20.0)
     assert not brief.note(46.0, brief())
     assert brief.note(44.0, brief())
+
+
+def test_a_program_is_not_interrupted_earlier_because_it_writes_its_last_files() -> None:
+    said: list[float] = [40.0, 30.0, 16.0, 14.0, 5.0]  # seconds left, at each look
+    needed, errors = [5.0], list[str]()
+
+    def seconds_left() -> float:
+        needed[0] = 5.0 if len(said) == 5 else 60.0
+        return said.pop(0)
+
+    class Run:
+        buckets = True
+        seconds_to_save = property(lambda _: needed[0])
+        end_by_limit = staticmethod(lambda: None)
+
+    made: Any = Run()
+    made.seconds_left = seconds_left
+    tell: Any = SimpleNamespace(error=errors.append)
+    saver = Saver(made, "", Path(), tell)
+    saver._wake.wait = lambda _: True  # type: ignore[assignment, method-assign]  # do not wait between looks
+    saver._work()
+    assert said == [5.0]
+    assert errors[0].startswith("the machines end in 14 s")
 
 
 def test_nothing_is_told_where_nothing_is_saved_and_of_a_node_without_work(moment: Moment) -> None:
