@@ -145,7 +145,8 @@ def test_a_program_is_not_interrupted_earlier_because_it_writes_its_last_files()
     made.seconds_left = seconds_left
     tell: Any = SimpleNamespace(error=errors.append)
     saver = Saver(made, "", Path(), tell)
-    saver._wake.wait = lambda _: True  # type: ignore[assignment, method-assign]  # do not wait between looks
+    wake: Any = SimpleNamespace(wait=lambda _: True, clear=lambda: None)  # do not wait between looks
+    saver._wake = wake
     saver._work()
     assert said == [5.0]
     assert errors[0].startswith("the machines end in 14 s")
