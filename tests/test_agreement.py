@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skypool.gangs import agreement
-from skypool.gangs.agreement import MOST_STEP, PATIENCE, ROUND, Agreement, Answer, Offer, offer_of, turn
+from skypool.gangs.agreement import MOST_STEP, PATIENCE, ROUND, SETTLE, Agreement, Answer, Offer, offer_of, turn
 
 # --- a rank ------------------------------------------------------------------------------------------------------
 
@@ -97,9 +97,29 @@ def test_a_node_without_ranks_holds_up_nobody() -> None:
     assert state.offer == Offer(5, decided=True)
 
 
-def test_a_new_owner_takes_over_what_the_former_one_has_decided() -> None:
+def test_a_decision_that_the_owner_has_not_made_is_not_believed() -> None:
     state = agreement.heard(Agreement(frozenset({0, 1})), 1, Answer(1, 8, decided=9), 0.1)
+    assert (state.offer, state.confirmed) == (None, frozenset())
+    for node in (0, 1):
+        state = agreement.heard(state, node, Answer(1, 8), 0.2)
+    for node in (0, 1):
+        state = agreement.heard(state, node, Answer(2, 8, ok=True), 0.3)
     assert state.offer == Offer(9, decided=True)
+    assert not agreement.heard(state, 1, Answer(2, 8, decided=8), 0.4).confirmed
+
+
+def test_answers_that_are_read_after_a_long_sleep_decide_nothing() -> None:
+    state = Agreement(frozenset({0, 1}))
+    for node in (0, 1):
+        state = agreement.heard(state, node, Answer(1, 8), 0.2)
+    assert (state.round, state.offer) == (2, Offer(9))
+    for node in (0, 1):
+        state = agreement.heard(state, node, Answer(2, 8, ok=True), 0.2 + ROUND + 0.1)
+    assert (state.round, state.offer) == (3, Offer(11)), "the ranks may have given up meanwhile"
+    asleep = agreement.heard(state, 0, Answer(3, 8, ok=True), 1.5)
+    asleep = agreement.without(asleep, 1, 60.0)
+    assert asleep.offer is not None
+    assert not asleep.offer.decided
 
 
 # --- whole gangs -------------------------------------------------------------------------------------------------
@@ -117,24 +137,33 @@ class Rank:
     told: int = -1
     next_at: float = 0.0
     waits_since: float | None = None
+    is_told: bool = False  # it has told the next step, and looks at the offer later
+    gives_up: bool = False
     longest: float = 0.0
     acted: int | None = None
 
     def go(self, offer: Offer | None, now: float) -> None:
-        """Do what is due."""
+        """Do what is due: tell a step, or look at the offer for it."""
         if self.acted is not None or now >= self.ends or now < self.next_at:
             return
         step = self.first if self.step < 0 else self.step + 1
+        if not self.is_told and self.waits_since is None:
+            self.is_told, self.told = True, step
+            return
         since = now if self.waits_since is None else self.waits_since
-        self.longest = max(self.longest, now - since)
+        if not self.gives_up:
+            self.longest = max(self.longest, now - since)
         match turn(self.step, step, offer, now - since):
             case "act":
-                self.acted = step
+                self.acted, self.told = step, self.step
             case "wait":
                 self.waits_since = since
                 self.told = self.step
+            case _ if now - since >= PATIENCE and not self.gives_up:
+                self.gives_up, self.told = True, step
+                self.next_at = now + SETTLE
             case _:
-                self.waits_since = None
+                self.waits_since, self.is_told, self.gives_up = None, False, False
                 self.step = self.told = step
                 self.next_at = now + self.pace
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +19,11 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.accelerators import H100
+from skypool.calls.gang_steps import StepAgreements
 from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
+from skypool.gangs.agreement import Answer, Offer
 from skypool.link import link
-from skypool.link.agent_messages import message_of
+from skypool.link.agent_messages import Steps, message_of
 from skypool.provision.health_check import most_slots
 from skypool.report import words
 from skypool.shipping import user_modules
@@ -96,6 +100,7 @@ MALFORMED = {
             n += 1
             write(frame(16, {"id": 0, "slot": n, "fd": 1, "seq": n}, b"x"))
     """,
+    "steps that are texts": 'call(); write(frame(29, {"calls": [1], "round": "x"})); wait()',
     "modules that are not there": """
         call()
         n = 0
@@ -543,3 +548,59 @@ def test_the_latest_notice_has_a_date() -> None:
     status = {"busy": 0, "cpu_busy": 0, "waiting": 0, "done": 0, "running": [], "interruption": 249_999_999_999}
     said: Any = message_of(Frame(Kind.PONG, status, memoryview(b""), memoryview(b"")))
     assert words.moment(said.interruption).startswith("9892-")
+
+
+def steps(calls: tuple[int, ...], highest: int = 7, decided: int = -1) -> Steps:
+    return Steps(calls, Answer(1, highest, 1.0, ok=True, decided=decided), 4e9, "provider")
+
+
+def test_what_a_node_says_of_ranks_of_others_is_not_heard_and_costs_little() -> None:
+    gang = SimpleNamespace(pending=[])
+    for id_ in range(2000):
+        code = SimpleNamespace(name="train")
+        gang.pending.append(SimpleNamespace(id=id_, at=id_ % 2, ended=False, code=code))
+    ranks: Any = {each.id: (gang, each.id) for each in gang.pending}
+    told: list[str] = []
+    made = StepAgreements(threading.RLock(), ranks, dict, lambda *_: None, told.append)
+    began = time.monotonic()
+    made.heard(5, steps((*range(2000), *range(10**6, 10**6 + 100_000))))
+    made.heard(0, steps((10**7,)))
+    assert not made._open, "these are not its ranks"
+    assert time.monotonic() - began < 1
+    made.heard(0, steps((0, 2)))
+    assert len(made._open) == 1
+    made.heard(1, steps((1, 3), decided=9))
+    state = made._open[0].state
+    assert (state.offer, state.confirmed) == (None, frozenset()), "only the client decides"
+    assert not told
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"calls": "x"}, {"round": "1"}, {"highest": -2}, {"decided": 1 << 63}, {"rate": float("nan")}, {"ok": 2}]
+)
+def test_steps_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    header: dict[str, Any] = {"calls": [1], "round": 1, "highest": 7, "rate": 1.0, "ok": True, "decided": -1}
+    header |= {"at": 4e9, "reason": "provider"}
+    assert message_of(Frame(Kind.STEPS, header, memoryview(b""), memoryview(b"")))
+    with pytest.raises(ProtocolError, match=next(iter(wrong))):
+        message_of(Frame(Kind.STEPS, header | wrong, memoryview(b""), memoryview(b"")))
+
+
+def test_a_process_that_has_gone_past_the_decided_step_is_told_once() -> None:
+    gang = SimpleNamespace(pending=[])
+    for id_ in range(2):
+        gang.pending.append(SimpleNamespace(id=id_, at=id_, ended=False, code=SimpleNamespace(name="train")))
+    ranks: Any = {each.id: (gang, each.id) for each in gang.pending}
+    told: list[str] = []
+    made = StepAgreements(threading.RLock(), ranks, dict, lambda *_: None, told.append)
+    for round_ in (1, 2):
+        for node in (0, 1):
+            made.heard(node, Steps((node,), Answer(round_, 7, 1.0, ok=round_ == 2), 4e9, "provider"))
+    assert made._open[0].state.offer == Offer(8, decided=True)
+    made.heard(0, Steps((0,), Answer(2, 7, 1.0, ok=True, decided=8), 4e9, "provider"))
+    for _ in range(2):
+        made.heard(1, Steps((1,), Answer(2, 9, 1.0, ok=False, decided=8), 4e9, "provider"))
+    assert told == [
+        "a process of train on node 1 went past step 8 before it heard that all must save there; its part of that "
+        "checkpoint is missing"
+    ]

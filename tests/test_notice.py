@@ -98,7 +98,7 @@ def test_whatever_is_raised_is_shown_and_the_next_call_is_told(
 
     agent.call(leave)
     agent.interrupt()
-    eventually(lambda: not agent.herald._untold, what="the notice")
+    eventually(lambda: agent.herald._told, what="the notice")
     agent.herald.leave()
     assert "leave failed; the call goes on" in (said := capsys.readouterr().err)
     assert "SystemExit: enough" in said

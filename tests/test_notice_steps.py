@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import skypool as sky
 from skypool.agent import own_notices
 from skypool.agent.own_notices import OwnNotices
 from skypool.agent.shared_page import SharedPage
+from skypool.gangs import agreement
 from skypool.gangs.agreement import MOST_STEP, PATIENCE, Offer
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, processes_of
@@ -97,6 +99,63 @@ def test_a_rank_acts_at_the_decided_step_and_from_then_on(page: SharedPage) -> N
     assert [mine.at_step(step) for step in (6, 7)] == [None, None]
     for step in (8, 9):
         assert mine.at_step(step) == sky.Interruption(4e9)
+
+
+def test_a_rank_that_gives_up_tells_its_step_and_looks_once_more(
+    page: SharedPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, sleep = OwnNotices(page, 0, 2), time.sleep
+    page.interruption = 4e9
+    monkeypatch.setattr(own_notices, "PATIENCE", 0.1)
+    monkeypatch.setattr(agreement, "PATIENCE", 0.1)
+
+    def decides_late(seconds: float) -> None:
+        sleep(seconds)
+        if page.told_step(0) == 3:  # an agent that has looked just before
+            page.offer(0, Offer(3, decided=True).word)
+
+    monkeypatch.setattr(time, "sleep", decides_late)
+    page.offer(0, Offer(3).word)
+    assert mine.at_step(3) == sky.Interruption(4e9)
+    assert page.told_step(0) == -1, "it has not gone past that step"
+
+
+def test_a_pause_of_the_node_uses_up_no_patience(page: SharedPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, real = OwnNotices(page, 0, 2), time.monotonic
+    page.interruption = 4e9
+    page.offer(0, Offer(3).word)
+    paused = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + paused[0])
+
+    def pause() -> None:
+        paused[0] = 60.0
+        threading.Timer(0.2, page.offer, (0, Offer(3, decided=True).word)).start()
+
+    threading.Timer(0.2, pause).start()
+    assert mine.at_step(3) == sky.Interruption(4e9)
+
+
+def test_a_stop_that_is_withdrawn_before_the_agreed_step_keeps_its_reason(page: SharedPage) -> None:
+    mine = OwnNotices(page, 0, 2)
+    page.announce_stop(5e9, "lease")
+    page.offer(0, Offer(3, decided=True).word)
+    page.announce_stop(0.0, "lease")
+    said = mine.at_step(3)
+    assert said is not None
+    assert said.reason == "lease"
+
+
+def test_no_other_file_is_taken_for_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_notices, "_own", None)
+    page = SharedPage(1)
+    page.interruption = 4e9
+    whole = os.pread(page.file, 1 << 12, 0)
+    (tmp_path / "other").write_bytes(whole)
+    with (tmp_path / "other").open("r+b") as other:
+        for file, found in ((other.fileno(), None), (page.file, sky.Interruption(4e9))):
+            monkeypatch.setattr(own_notices, "_is_sought", False)
+            monkeypatch.setenv(own_notices.VARIABLE, f"1 0 1 /proc/{os.getpid()}/fd/{file}")
+            assert sky.interruption() == found
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "3", MOST_STEP + 1])

@@ -19,7 +19,8 @@ from skypool.agent import own_notices
 from skypool.agent.own_notices import OwnNotices
 from skypool.agent.shared_page import SharedPage
 from skypool.errors import NodeInterrupted, UsageError
-from skypool.runs.node_program import _NoticeTeller, catches
+from skypool.runs.node_program import _NoticeTeller, catches, wait_for_others
+from skypool.runs.output_files import OutputFiles
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, processes_of
 
@@ -107,6 +108,74 @@ def test_nothing_is_sent_if_it_is_not_wanted_or_if_the_client_interrupts_the_pro
     assert process.wait(60) == 3
 
 
+@pytest.mark.parametrize(("name", "interrupted"), [("", True), ("TERM", False), ("USR1", False)])
+def test_status_0_is_a_success_only_if_the_user_has_named_the_signal(
+    page: SharedPage, started: Any, name: str, interrupted: bool
+) -> None:
+    teller = _NoticeTeller(
+        started(f"trap 'exit 0' {name or 'TERM'}; echo begun; while :; do sleep 0.02; done"), pytest.fail, name
+    )
+    assert not teller.has_ended_it(0), "nothing was sent"
+    page.interruption = time.time() + 60
+    teller.look()
+    assert teller.has_ended_it(0) == interrupted
+    assert not teller.has_ended_it(1)
+
+
+def test_a_program_hears_of_a_notice_after_a_false_alarm_and_of_the_provider_after_a_lease(
+    page: SharedPage, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = started("trap 'echo told' TERM; echo begun; while :; do sleep 0.02; done")
+    teller = _NoticeTeller(process, pytest.fail, "")
+
+    def hears(count: int) -> None:
+        for _ in range(3):
+            teller.look()
+            time.sleep(0.05)
+        for _ in range(count):
+            assert process.stdout.readline() == b"told\n"
+
+    page.announce_stop(time.time() + 30, "lease")
+    hears(1)
+    page.announce_stop(0.0, "lease")
+    teller.look()
+    page.announce_stop(time.time() + 30, "lease")
+    hears(1)
+    page.interruption = time.time() + 30
+    hears(1)
+    page.announce_stop(0.0, "lease")
+    page.interruption = 0.0
+    teller.look()
+    assert teller.has_ended_it(0), "it may have been saving when the notice was withdrawn"
+    later = time.monotonic() + 120
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert not teller.has_ended_it(0), "it has gone on"
+    process.kill()
+    assert process.stdout.read() == b"", "no signal came twice"
+
+
+def test_a_process_of_a_gang_that_has_saved_waits_for_those_that_still_save(page: SharedPage, tmp_path: Path) -> None:
+    first, second = (OutputFiles(str(tmp_path / str(rank))) for rank in range(2))
+    first.end(0)
+
+    def waits(all_: int = 2) -> threading.Thread:
+        made = threading.Thread(target=wait_for_others, args=(str(tmp_path), 2, all_), daemon=True)
+        made.start()
+        return made
+
+    page.interruption = time.time() + 60
+    waiting, elsewhere = waits(), waits(4)
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    second.end(0)
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert elsewhere.is_alive(), "the ends on other nodes are not known"
+    page.interruption = time.time() + 4
+    elsewhere.join(30)
+    assert not elsewhere.is_alive(), "the machine ends"
+
+
 # --- whole runs --------------------------------------------------------------------------------------------------
 
 
@@ -171,19 +240,19 @@ def test_all_processes_of_a_program_hear_of_the_notice_at_one_step(
     assert len({*saves}) == 1
 
 
-def test_a_program_that_ends_with_0_when_it_is_told_has_succeeded(
+def test_a_program_that_ends_with_0_by_the_signal_that_its_user_has_named_has_succeeded(
     cloud: FakeCloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(catching(0), cloud, capsys)
+    done = run(catching(0), cloud, capsys, on_notice="TERM")
     assert (done.returncode, done.output.split()) == (0, ["begun", "told"])
 
 
-@pytest.mark.parametrize("procs", [None, 2])
+@pytest.mark.parametrize(("procs", "status"), [(None, 0), (2, 143)])
 def test_a_program_that_ends_by_the_signal_was_interrupted(
-    cloud: FakeCloud, capsys: pytest.CaptureFixture[str], procs: int | None
+    cloud: FakeCloud, capsys: pytest.CaptureFixture[str], procs: int | None, status: int
 ) -> None:
     with pytest.raises(NodeInterrupted, match=r"ended by SIGTERM when it was told; run it again to go on"):
-        run(catching(143), cloud, capsys, procs=procs)
+        run(catching(status), cloud, capsys, procs=procs)
 
 
 def test_a_signal_that_is_not_known_is_refused(cloud: FakeCloud) -> None:

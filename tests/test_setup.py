@@ -23,6 +23,7 @@ from skypool.rental.ledger import Ledger
 from skypool.runs.save_places import Place, common
 from skypool.testing import FakeCloud
 from skypool.wire.save_orders import Order
+from skypool_aws import _api, _bucket_identity
 from skypool_aws._bucket_identity import name_of
 from tests.conftest import eventually
 from tests.lab import sts
@@ -96,6 +97,57 @@ def test_a_role_of_somebody_else_is_not_changed(account: str) -> None:
     assert "exists and was not made for s3://models/runs/x" in done.stderr
     assert not iam.list_role_policies(RoleName=name)["PolicyNames"]
     iam.delete_role(RoleName=name)
+
+
+def test_a_role_that_somebody_has_prepared_is_set_right_or_refused(account: str) -> None:
+    import boto3
+
+    iam, name = boto3.client("iam"), name_of(PLACE)
+    everyone = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "sts:AssumeRole"}
+    iam.create_role(
+        RoleName=name,
+        AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [everyone]}),
+        Tags=[{"Key": "skypool-bucket", "Value": PLACE.url}, {"Key": "team", "Value": "vision"}],
+    )
+    any_ = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    text = json.dumps({"Version": "2012-10-17", "Statement": [any_]})
+    iam.put_role_policy(RoleName=name, PolicyName="more", PolicyDocument=text)
+    attached = iam.create_policy(PolicyName="most", PolicyDocument=text)["Policy"]["Arn"]
+    iam.attach_role_policy(RoleName=name, PolicyArn=attached)
+    made = sky.AWS().bucket_identity(Bucket(f"{PLACE.url}/")).make  # a slash at the end means the same
+    with pytest.raises(UsageError, match=rf"the role {name} has other policies than that of skypool: most, more;"):
+        made()
+    iam.detach_role_policy(RoleName=name, PolicyArn=attached)
+    with pytest.raises(UsageError, match="other policies than that of skypool: more;"):
+        made()
+    iam.delete_role_policy(RoleName=name, PolicyName="more")
+    made()
+    role = iam.get_role(RoleName=name)["Role"]
+    trusted = [each["Principal"] for each in role["AssumeRolePolicyDocument"]["Statement"]]
+    assert trusted == [{"Service": "ec2.amazonaws.com"}, {"AWS": "arn:aws:iam::123456789012:root"}]
+    assert role["MaxSessionDuration"] == 43200
+    _remove(name)
+
+
+def test_a_role_in_china_trusts_ec2_as_it_is_called_there_and_is_made_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    trusted = json.loads(_bucket_identity._trust("aws-cn", "123456789012"))["Statement"]
+    assert trusted[0]["Principal"] == {"Service": "ec2.amazonaws.com.cn"}
+    assert trusted[1]["Principal"] == {"AWS": "arn:aws-cn:iam::123456789012:root"}
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    assert _api.iam(None, "cn-north-1").meta.endpoint_url == "https://iam.cn-north-1.amazonaws.com.cn"
+    assert _api.iam(None, "us-gov-west-1").meta.endpoint_url == "https://iam.us-gov.amazonaws.com"
+
+
+def test_the_region_of_a_bucket_is_asked_with_the_profile_of_the_driver(
+    account: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    key, secret = USER.values()
+    config.write_text(f"[profile other]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n")
+    for name in USER:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    assert "in account 123456789012" in sky.AWS(profile="other").bucket_identity(PLACE).plan
 
 
 @pytest.mark.parametrize(

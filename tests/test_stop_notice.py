@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,8 @@ from skypool.agent.notice import Herald
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.stop_notice import StopNotice
 from skypool.errors import LifetimeExceeded
+from skypool.pool.limits import SteadyReserve
+from skypool.runs.saver import Saver
 from skypool.runtime import Attended, Interruption
 from tests.conftest import eventually, nodes
 from tests.lab.work import wait_for_end
@@ -64,6 +68,90 @@ def test_a_limit_is_told_as_the_client_keeps_it_and_follows_its_changes(moment: 
     assert look(66.0) == 0.0
 
 
+def test_what_is_written_after_the_notice_moves_the_stop_no_further_ahead(
+    moment: Moment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, lease = SharedPage(1), Lease(600.0, None, "")
+    notice = StopNotice(page, 600.0)
+
+    def look(after: float, needed: float) -> tuple[float, float]:
+        """Return when calls are stopped, and what they were told, in seconds after the last sign of life."""
+        moment.now = 1000.0 + after
+        now = 1e9 + after
+        monkeypatch.setattr(time, "time", lambda: now)
+        reserve = notice.steady(needed)
+        deadline = lease.renew(1000.0, reserve) - reserve
+        notice.look(deadline, reserve, lease.why)
+        return deadline - 1000.0, page.announced(0) - 1e9 if page.announced(0) else 0.0
+
+    assert look(500.0, 40.0) == (560.0, 0.0)
+    assert look(535.0, 40.0) == (560.0, 560.0)
+    assert look(540.0, 90.0) == (560.0, 560.0), "the last checkpoint is being written"
+    assert look(545.0, 20.0) == (580.0, 580.0), "less is left"
+    assert look(550.0, 40.0) == (580.0, 580.0), "they were told another time since"
+    lease.stay(600.0)
+    assert look(555.0, 90.0) == (1150.0, 0.0)
+    assert notice.steady(90.0) == 90.0
+
+
+def test_a_limit_is_told_as_the_client_has_said_when_it_stops_calls(moment: Moment) -> None:
+    page, lease = SharedPage(1), Lease(600.0, None, "")
+    notice = StopNotice(page, 600.0)
+    lease.allow(50.0 + 5.0)
+
+    def look(stop: float | None) -> float:
+        notice.client_stops(stop)
+        notice.look(lease.renew(moment.now, 10.0) - 10.0, 10.0, lease.why)
+        return page.announced(0) - 1e9 if page.announced(0) else 0.0
+
+    assert look(None) == 0.0, "its own reserve is small"
+    assert look(20.0) == 20.0, "another node needs longer"
+    assert look(90.0) == 0.0
+
+
+def test_the_reserve_of_a_pool_stays_once_its_stop_is_near() -> None:
+    needed = [10.0]
+    reserve = SteadyReserve(lambda: needed[0], 600.0)
+    assert not reserve.note(20.0, 0.0), "nothing is saved yet"
+    assert not reserve.note(60.0, reserve())
+    assert reserve.note(44.0, reserve())
+    needed[0] = 35.0
+    assert reserve() == 10.0
+    assert not reserve.note(20.0, reserve())
+    assert reserve() == 10.0
+    assert not reserve.note(54.0, reserve())
+    assert reserve() == 10.0, "it has not moved far away"
+    assert not reserve.note(56.0, reserve())
+    assert reserve() == 35.0
+    brief = SteadyReserve(lambda: needed[0], 20.0)
+    assert not brief.note(46.0, brief())
+    assert brief.note(44.0, brief())
+
+
+def test_a_program_is_not_interrupted_earlier_because_it_writes_its_last_files() -> None:
+    said: list[float] = [40.0, 30.0, 16.0, 14.0, 5.0]  # seconds left, at each look
+    needed, errors = [5.0], list[str]()
+
+    def seconds_left() -> float:
+        needed[0] = 5.0 if len(said) == 5 else 60.0
+        return said.pop(0)
+
+    class Run:
+        buckets = True
+        seconds_to_save = property(lambda _: needed[0])
+        end_by_limit = staticmethod(lambda: None)
+
+    made: Any = Run()
+    made.seconds_left = seconds_left
+    tell: Any = SimpleNamespace(error=errors.append)
+    saver = Saver(made, "", Path(), tell)
+    wake: Any = SimpleNamespace(wait=lambda _: True, clear=lambda: None)  # do not wait between looks
+    saver._wake = wake
+    saver._work()
+    assert said == [5.0]
+    assert errors[0].startswith("the machines end in 14 s")
+
+
 def test_nothing_is_told_where_nothing_is_saved_and_of_a_node_without_work(moment: Moment) -> None:
     page, lease = SharedPage(1), Lease(600.0, None, "")
     notice = StopNotice(page, 600.0)
@@ -78,7 +166,7 @@ def test_nothing_is_told_where_nothing_is_saved_and_of_a_node_without_work(momen
         lease.stay(1.0)
 
 
-def test_a_call_is_told_once_of_all_ends_of_its_machine() -> None:
+def test_a_call_is_told_again_after_a_false_alarm_and_when_the_provider_takes_the_machine() -> None:
     page = SharedPage(1)
     read_end, write_end = os.pipe()
     herald = Herald(read_end, page)
@@ -86,14 +174,21 @@ def test_a_call_is_told_once_of_all_ends_of_its_machine() -> None:
     herald.attend(Attended(len, told.append))
     page.announce_stop(5e9, "lease")
     eventually(lambda: told, what="the notice")
+    page.announce_stop(0.0, "lease")
+    eventually(lambda: herald._told is None, what="the look at the withdrawal")
+    page.announce_stop(6e9, "lease")
+    eventually(lambda: len(told) == 2, what="the notice after a false alarm")
+    page.announce_stop(7e9, "limit")
     page.interruption = 4e9
     os.close(write_end)
-    time.sleep(0.2)
-    assert told == [Interruption(5e9, "lease")]
+    eventually(lambda: len(told) == 3, what="the notice of the provider")
+    time.sleep(0.6)
+    assert told == [Interruption(5e9, "lease"), Interruption(6e9, "lease"), Interruption(4e9)]
     herald.leave()
     herald.attend(Attended(len, told.append))
-    eventually(lambda: len(told) == 2, what="the notice for the next call")
-    assert told[1] == Interruption(4e9)
+    eventually(lambda: len(told) == 4, what="the notice for the next call")
+    assert told[3] == Interruption(4e9)
+    herald.leave()
 
 
 # --- whole pools -------------------------------------------------------------------------------------------------

@@ -117,9 +117,9 @@ def sts(profile: str | None, region: str) -> STSClient:
     return cast("STSClient", _shared_client(profile, "sts", region))
 
 
-def iam(profile: str | None) -> Any:
-    """Return a client for Identity and Access Management, which is for all regions."""
-    return _shared_client(profile, "iam", "us-east-1")
+def iam(profile: str | None, region: str) -> Any:
+    """Return a client for Identity and Access Management, which is for all regions of the part of AWS of this one."""
+    return _shared_client(profile, "iam", region)
 
 
 def all_of(pages: Any, key: str) -> list[Any]:

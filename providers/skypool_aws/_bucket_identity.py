@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from skypool.buckets import store, temporary
+from skypool.buckets import store
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.policies import policy
 from skypool.drivers.bucket_identity import BucketIdentity
@@ -36,14 +36,14 @@ def name_of(bucket: Bucket) -> str:
 
 def identity(profile: str | None, bucket: Bucket) -> BucketIdentity:
     """Return the identity for the prefix of a bucket. Raises as `Identifies.bucket_identity` does."""
-    if not bucket.region:
-        bucket = replace(bucket, region=store.region_of(bucket))
+    if not bucket.region:  # by no login; the region of the profile says only in which part of AWS to ask
+        here = replace(bucket, region=_api.sts(profile, "").meta.region_name)
+        bucket = replace(bucket, region=store.region_of(here, unsigned=True))
     caller = _api.sts(profile, bucket.region).get_caller_identity()
     _, partition, _, _, account, _ = caller["Arn"].split(":", 5)
-    key = temporary.key_of(bucket, f"arn:{partition}:kms:{bucket.region}:{account}")
-    name, text = name_of(bucket), policy(bucket, partition, key, bucket.region)
+    name, text = name_of(bucket), policy(bucket, partition)
     arn = f"arn:{partition}:iam::{account}:role/{name}"
-    trust = _trust(f"arn:{partition}:iam::{account}:root")
+    trust = _trust(partition, account)
     shown = json.dumps(json.loads(text), indent=2)
     return BucketIdentity(
         plan=f"role and instance profile {name} in account {account}, for {bucket} alone:\n{shown}",
@@ -54,29 +54,43 @@ def identity(profile: str | None, bucket: Bucket) -> BucketIdentity:
             f"  your login needs sts:AssumeRole for it"
         ),
         removal="\n".join(f"  aws iam {each}" for each in _removals(name)),
-        make=lambda: _make(_api.iam(profile), name, bucket.url, trust, text),
+        make=lambda: _make(_api.iam(profile, bucket.region), name, bucket, trust, text),
     )
 
 
-def _trust(account: str) -> str:
+def _trust(partition: str, account: str) -> str:
     """Return the policy that says who may have the role."""
+    # in China, EC2 has a name of its own: https://github.com/hashicorp/terraform-provider-aws/pull/47141
+    service = f"ec2.amazonaws.com{'.cn' * (partition == 'aws-cn')}"
     statements = [
-        {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"},
-        {"Effect": "Allow", "Principal": {"AWS": account}, "Action": "sts:AssumeRole"},
+        {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"},
+        {"Effect": "Allow", "Principal": {"AWS": f"arn:{partition}:iam::{account}:root"}, "Action": "sts:AssumeRole"},
     ]
     return json.dumps({"Version": "2012-10-17", "Statement": statements})
 
 
-def _make(iam: Any, name: str, url: str, trust: str, text: str) -> None:
-    """Make the role and the instance profile, as far as they are missing. Raises UsageError if the name is taken."""
-    tags = [{"Key": _TAG, "Value": re.sub(r"[^\w .:/=+@-]", "_", url)[:256]}]
+def _make(iam: Any, name: str, bucket: Bucket, trust: str, text: str) -> None:
+    """Make the role and the instance profile, or set right what is there.
+
+    Raises UsageError if the name is taken, or if the role may do more than skypool lets it.
+    """
+    place = f"s3://{bucket.name}/{bucket.prefix}"
+    tag = {"Key": _TAG, "Value": re.sub(r"[^\w .:/=+@-]", "_", place)[:256]}
     with _api.accepted("EntityAlreadyExists"):
         iam.create_role(
-            RoleName=name, AssumeRolePolicyDocument=trust, MaxSessionDuration=_LONGEST_SESSION, Tags=tags,
+            RoleName=name, AssumeRolePolicyDocument=trust, MaxSessionDuration=_LONGEST_SESSION, Tags=[tag],
             Description="Machines that skypool rents save files with it.",
         )  # fmt: skip
-    if iam.list_role_tags(RoleName=name)["Tags"] != tags:
-        raise UsageError(f"the role {name} exists and was not made for {url}; remove it, or use another prefix")
+    if tag not in iam.list_role_tags(RoleName=name)["Tags"]:
+        raise UsageError(f"the role {name} exists and was not made for {place}; remove it, or use another prefix")
+    others = [each["PolicyName"] for each in iam.list_attached_role_policies(RoleName=name)["AttachedPolicies"]]
+    others += [each for each in iam.list_role_policies(RoleName=name)["PolicyNames"] if each != _POLICY]
+    if others:
+        raise UsageError(
+            f"the role {name} has other policies than that of skypool: {', '.join(others)}; remove them, or the role"
+        )
+    iam.update_assume_role_policy(RoleName=name, PolicyDocument=trust)
+    iam.update_role(RoleName=name, MaxSessionDuration=_LONGEST_SESSION)
     iam.put_role_policy(RoleName=name, PolicyName=_POLICY, PolicyDocument=text)
     with _api.accepted("EntityAlreadyExists"):
         iam.create_instance_profile(InstanceProfileName=name)

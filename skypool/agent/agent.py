@@ -109,7 +109,7 @@ class Agent:
         self._status = Status(plan, self._slots, self._queue, self._client, self._watch)
         self._lookout = Lookout(config.watch, self._watch, self._status.interrupt)
         self._mover = MoverWatch(self._watch, lambda folders: self._client.send(Kind.SAVED, {"folders": folders}))
-        self._gang_steps = GangSteps(self._slots, lambda said: self._client.send(Kind.STEPS, said))
+        self._gang_steps = GangSteps(self._slots, lambda said: self._client.send(Kind.STEPS, said), self._clock)
         self._call_output = CallOutput(self._slots, self._queue, self._client)
         self._answers = Answers(config, self._queue, self._call_output, self._unacknowledged)
         self._items = Items(self._slots, self._queue, self._client, self._arrivals, self._answers)
@@ -248,7 +248,7 @@ class Agent:
         """Renew the deadline at which everything on the node ends. Pauses of the whole node do not use up the lease."""
         if self._lease.lingers and self._status.works():
             self._lease.worked()
-        reserve = self._mover.reserve(self.config.lease)
+        reserve = self._stop_notice.steady(self._mover.reserve(self.config.lease))
         self.page.end = self._lease.renew(self._client.heard + self._clock.paused, reserve)
         self.page.deadline = self.page.end - reserve
         self._stop_notice.look(self.page.deadline, reserve, self._lease.why)
@@ -288,9 +288,10 @@ class Agent:
         }
 
     def _on_ping(self, f: Frame) -> None:
-        left, linger = messages.ping_in(f)
+        left, stop, linger = messages.ping_in(f)
         if left is not None:
             self._lease.allow(left)
+            self._stop_notice.client_stops(stop)
         if linger is not None:
             self._lease.linger(*linger)
         self._status.send()

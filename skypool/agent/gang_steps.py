@@ -14,11 +14,9 @@ from typing import Any
 from skypool.agent.messages import Agree
 from skypool.agent.worker_processes import GANG, Slot, Slots
 from skypool.gangs import agreement
-from skypool.gangs.agreement import Agreement, Answer, Offer
+from skypool.gangs.agreement import SETTLE, Agreement, Answer, Offer
 from skypool.runtime import LEASE
 
-_SETTLE = 0.05
-"""Seconds between an offer and the look at the steps of the ranks."""
 _AGAIN = 1.0
 """Seconds between two messages that a gang of several nodes must agree."""
 _PACE = 1.0
@@ -55,10 +53,11 @@ class GangSteps:
 
     Args:
         send: sends the client the header of a STEPS frame.
+        clock: the agent's clock.
     """
 
-    def __init__(self, slots: Slots, send: Callable[[dict[str, Any]], object]) -> None:
-        self._slots, self._send = slots, send
+    def __init__(self, slots: Slots, send: Callable[[dict[str, Any]], object], clock: Callable[[], float]) -> None:
+        self._slots, self._send, self._clock = slots, send, clock
         self._page = slots.page
         self._gangs: dict[tuple[str, int], _Gang] = {}
         self._now = 0.0
@@ -74,7 +73,7 @@ class GangSteps:
                 if not self._page.announced(slot.number):
                     self._slots.notify({self._page.running(slot.number)[0]}, said.at, said.reason)
             self._obey(gang, slots, said.round, said.offer)
-            if gang.offer is not None and gang.offer.decided:
+            if gang.offer is not None and gang.offer.decided and gang.due is None:  # the last answer was lost
                 self._answer(gang, slots)
 
     def tick(self, now: float) -> None:
@@ -133,7 +132,7 @@ class GangSteps:
         gang.round, gang.offer = max(gang.round, round_), offer
         for slot in slots:
             self._page.offer(slot.number, 0 if offer is None else offer.word)
-        gang.due = self._now + _SETTLE
+        gang.due = self._clock() + SETTLE
 
     def _answer(self, gang: _Gang, slots: list[Slot]) -> None:
         """Answer the owner, or tell the client that there is something to agree."""

@@ -54,11 +54,13 @@ class Pull(NamedTuple):
 class Ping(NamedTuple):
     """The client's regular sign of life, which asks for a status report.
 
-    The node may live for at most `left` seconds from now; None for no new limit. `linger` is (seconds left now, all
-    seconds) of the time without work after which the node ends itself; None if the client does not say.
+    The node may live for at most `left` seconds from now; None for no new limit. The client then stops its calls after
+    `stop` seconds; None if that is not known. `linger` is (seconds left now, all seconds) of the time without work
+    after which the node ends itself; None if the client does not say.
     """
 
     left: float | None
+    stop: float | None
     linger: tuple[float, float] | None
 
 
@@ -235,7 +237,8 @@ def linger_in(header: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def ping_in(f: Frame) -> Ping:
-    return Ping(float(f.header["left"]) if "left" in f.header else None, linger_in(f.header))
+    left, stop = (float(f.header[each]) if each in f.header else None for each in ("left", "stop"))
+    return Ping(left, stop, linger_in(f.header))
 
 
 def cancel_in(f: Frame) -> Cancel:

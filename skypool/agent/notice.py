@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from skypool.runtime import Attended, Interruption
+from skypool.runtime import PROVIDER, Attended, Interruption, Reason
 
 if TYPE_CHECKING:
     import subprocess
@@ -131,7 +131,8 @@ def _seconds(said: bytes) -> float | None:
 class Herald:
     """Notifier in a worker: it calls the callbacks `on_interruption` of the user's calls, in another thread.
 
-    When a notice arrives, the running call's callback is called once. If a call begins after that, its callback is
+    When a notice arrives, the running call's callback is called once: again for a notice that comes after that one was
+    withdrawn, and for one of the provider after that of another end. If a call begins after a notice, its callback is
     called at once. For a process of a gang, notices for machines of the gang's other processes count, too.
 
     Args:
@@ -150,7 +151,8 @@ class Herald:
     def _begin(self) -> None:
         """Reset all state, as if no call were running and no thread were started. An earlier thread is not stopped."""
         self._changed = threading.Condition()
-        self._untold: Attended | None = None
+        self._attended: Attended | None = None
+        self._told: Reason | None = None  # what the running call knows
         self._telling = False
         self._thread: threading.Thread | None = None
 
@@ -164,7 +166,7 @@ class Herald:
         come before, another thread calls the callback.
         """
         with self._changed:
-            self._untold = attended
+            self._attended, self._told = attended, None
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="skypool-notice", daemon=True)
@@ -176,9 +178,9 @@ class Herald:
 
         If its `on_interruption` is running now, waits until that has ended.
         """
-        if self._untold is not None or self._telling:
+        if self._attended is not None or self._telling:
             with self._changed:
-                self._untold = None
+                self._attended = None
                 while self._telling:
                     self._changed.wait()
 
@@ -186,27 +188,38 @@ class Herald:
         """Call `on_interruption` of the running and of each later call while there is a notice, in a thread."""
         ended = select.poll()
         ended.register(self._fd, select.POLLIN)
+        has_ended = False
         while True:
             # the end of the file says that there is news; a notice that the node itself stops its calls says nothing
-            has_ended = bool(ended.poll(1000 * _LOOK)) and not os.read(self._fd, 1)
-            is_final = has_ended and bool(self._page.announced(self._slot))
-            if has_ended and not is_final:
-                return  # the agent has died
+            if not has_ended:
+                has_ended = bool(ended.poll(1000 * _LOOK)) and not os.read(self._fd, 1)
+                if has_ended and not self._page.announced(self._slot):
+                    return  # the agent has died
             with self._changed:
-                while is_final and self._untold is None:
-                    self._changed.wait()
-                attended = self._untold
-                at = self._page.announced(self._slot)
-                if attended is None or not at:
+                notice = self._untold()
+                if notice is None and has_ended:
+                    self._changed.wait(_LOOK)
+                    notice = self._untold()
+                attended = self._attended
+                if notice is None or attended is None:
                     continue
-                self._untold = None
+                self._told = notice.reason
                 self._telling = True
             try:
-                _tell(attended, Interruption(at, self._page.reason(self._slot)))
+                _tell(attended, notice)
             finally:
                 with self._changed:
                     self._telling = False
                     self._changed.notify_all()
+
+    def _untold(self) -> Interruption | None:
+        """Return the notice that the running call has not been told."""
+        at, reason = self._page.announced(self._slot), self._page.reason(self._slot)
+        if not at:
+            self._told = None
+        if self._attended is None or not at or self._told in (reason, PROVIDER):
+            return None
+        return Interruption(at, reason) if self._told is None or reason == PROVIDER else None
 
 
 def _tell(attended: Attended, interruption: Interruption) -> None:

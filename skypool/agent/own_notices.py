@@ -10,15 +10,17 @@ import operator
 import os
 import time
 
-from skypool.agent.shared_page import SharedPage
+from skypool.agent.shared_page import NAME, SharedPage
 from skypool.errors import UsageError
-from skypool.gangs.agreement import MOST_STEP, offer_of, turn
+from skypool.gangs.agreement import MOST_STEP, PATIENCE, SETTLE, offer_of, turn
 from skypool.runtime import Interruption
 
 VARIABLE = "SKYPOOL_NOTICES"
 """The environment variable with the number of slots of the page, the own slot, the size of the gang, and the page."""
 _LOOK = 1e-3
 """Seconds between two looks for the decision at a proposed step."""
+_LONGEST = 0.02
+"""The most seconds that count between two looks. A longer gap is a pause of the process, or of its whole node."""
 
 
 class OwnNotices:
@@ -66,20 +68,27 @@ class OwnNotices:
 
     def _at_offer(self, step: int) -> Interruption | None:
         """Wait for the decision if this step, or one before it, is offered."""
-        began = time.monotonic()
+        waited, last = 0.0, time.monotonic()
+        has_given_up = False
         while True:
-            offer = offer_of(self._page.offered(self._slot))
-            match turn(self._before, step, offer, time.monotonic() - began):
+            now = time.monotonic()
+            waited, last = waited + min(now - last, _LONGEST), now
+            match turn(self._before, step, offer_of(self._page.offered(self._slot)), waited):
                 case "act":
-                    self._agreed = self.now() or Interruption(time.time())
+                    self._page.tell_step(self._slot, self._before)  # it has not gone past this step
+                    # what was withdrawn meanwhile was a stop of this node
+                    self._agreed = self.now() or Interruption(time.time(), self._page.stop_reason)
                     return self._agreed
                 case "wait":
                     self._page.tell_step(self._slot, self._before)  # it has not gone on
                     time.sleep(_LOOK)
                 case _:
                     self._page.tell_step(self._slot, step)
-                    self._before = step
-                    return None
+                    if has_given_up or waited < PATIENCE:
+                        self._before = step
+                        return None
+                    has_given_up = True
+                    time.sleep(SETTLE)  # an agent that has not seen that step has written its decision by then
 
     def _check(self, step: int) -> None:
         """Raise UsageError if the step is not valid, or if another launcher has started this process."""
@@ -121,6 +130,8 @@ def _found() -> OwnNotices | None:
         _is_sought = True
         try:
             slots, slot, size, path = os.environ.get(VARIABLE, "").split(maxsplit=3)
+            if not os.readlink(path).startswith(f"/memfd:{NAME}"):  # another file has its number now
+                return None
             _own = OwnNotices(SharedPage(int(slots), os.open(path, os.O_RDWR | os.O_CLOEXEC)), int(slot), int(size))
         except (OSError, ValueError):  # it is not on a node, or its worker has ended
             return None

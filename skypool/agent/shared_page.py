@@ -15,6 +15,8 @@ import os
 
 from skypool.runtime import LEASE, LIMIT, PROVIDER, Reason
 
+NAME = "skypool-page"
+"""The name of the memory, as `/proc` shows it."""
 # Positions of the node's numbers in the first line,
 _DEADLINE = 0
 _DROPS = 1
@@ -66,7 +68,7 @@ class SharedPage:
     def __init__(self, slots: int, file: int | None = None) -> None:
         size = 8 * _WIDTH * (slots + 1)
         self.slots = slots
-        self.file = os.memfd_create("skypool-page", os.MFD_CLOEXEC) if file is None else file
+        self.file = os.memfd_create(NAME, os.MFD_CLOEXEC) if file is None else file
         if file is None:
             os.ftruncate(self.file, size)
         memory = memoryview(mmap.mmap(self.file, size))

@@ -13,7 +13,7 @@ import math
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -140,7 +140,7 @@ class Issuer:
     def _answer(self) -> Any:
         from botocore.exceptions import ClientError
 
-        bucket, client = self._bucket, _client(self._bucket, "sts")
+        bucket, client = self._bucket, _client(self._bucket)
         text = self._policy(client)
         if len(text) > LONGEST:
             raise UsageError(
@@ -162,32 +162,7 @@ class Issuer:
         bucket = self._bucket
         if bucket.endpoint:
             return policy(bucket)
-        _, partition, _, _, account, _ = client.get_caller_identity()["Arn"].split(":", 5)
-        key = key_of(bucket, f"arn:{partition}:kms:{bucket.region}:{account}")
-        return policy(bucket, partition, key, bucket.region)
-
-
-def key_of(bucket: Bucket, place: str) -> str:
-    """Return the ARN of the KMS key, or of its alias, by which a bucket is encrypted; "" for none that is known.
-
-    A login that may not look has none that is known. To write is then refused, which the check of the bucket tells.
-
-    Args:
-        place: the beginning of the ARNs of keys of this account, up to its number.
-    """
-    from botocore.exceptions import ClientError
-
-    said: dict[str, Any] = {}
-    with suppress(ClientError):
-        said = _client(bucket, "s3").get_bucket_encryption(Bucket=bucket.name)
-    rules = said.get("ServerSideEncryptionConfiguration", {}).get("Rules", ())
-    for each in (rule.get("ApplyServerSideEncryptionByDefault", {}) for rule in rules):
-        if str(each.get("SSEAlgorithm", "")).startswith("aws:kms"):
-            key = str(each.get("KMSMasterKeyID") or "alias/aws/s3")
-            if key.startswith("arn:"):
-                return key
-            return f"{place}:{key}" if key.startswith("alias/") else f"{place}:key/{key}"
-    return ""
+        return policy(bucket, partition=client.get_caller_identity()["Arn"].split(":")[1])
 
 
 def end_of(bucket: Bucket, variables: Mapping[str, str]) -> datetime | None:
@@ -236,14 +211,14 @@ def check_login(bucket: Bucket) -> bool:
     return bool(login.token) and not hasattr(found, "refresh_needed")
 
 
-def _client(bucket: Bucket, service: str) -> Any:
-    """Return boto3's client of a service, with the login of this computer."""
+def _client(bucket: Bucket) -> Any:
+    """Return boto3's client of STS, with the login of this computer."""
     import boto3
     from botocore.config import Config
 
     timing: dict[str, Any] = {"connect_timeout": store.PATIENCE, "read_timeout": store.PATIENCE}
     return boto3.Session().client(
-        service,
+        "sts",
         endpoint_url=bucket.endpoint or None,
         region_name=bucket.region or store.USUAL_REGION,
         config=Config(**timing, retries={"total_max_attempts": 3}),

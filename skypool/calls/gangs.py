@@ -232,7 +232,7 @@ class GangRunner:
         self._state = Gangs()
         self._calls: dict[int, _Call] = {}
         self._ranks: dict[int, tuple[_Call, int]] = {}
-        self.agreements = StepAgreements(self._lock, self._ranks, lambda: sender.node_queues, self._after)
+        self.agreements = StepAgreements(self._lock, self._ranks, lambda: sender.node_queues, self._after, notice)
         self._hidden: dict[int, None] = {}  # ids of calls whose output is not shown, the latest last
         self._numbers = itertools.count(1)
         self._name = f"{pool}-{secrets.token_hex(3)}"  # another client of this pool counts from 1, too

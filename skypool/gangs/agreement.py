@@ -5,7 +5,9 @@ begun. Nodes acknowledge it if none of their ranks has. If all nodes do, the own
 begins that step. Otherwise the owner proposes a later one. A rank that begins a proposed step waits for the decision.
 
 Only the owner decides, at most once, and a decision is never taken back. A rank that has gone on past a step never acts
-at it. So no two ranks act at different steps, however late messages come. The owner is the client; for a gang on a
+at it. So no two ranks act at different steps, however late messages come. Answers that come later than `ROUND` count as
+a refusal, as ranks may have waited long enough meanwhile. A rank tells a step before it looks at the offer, also when
+it gives up; it then looks once more `SETTLE` seconds later. The owner is the client; for a gang on a
 single node it is the node's agent.
 """
 
@@ -23,6 +25,8 @@ ROUND = 1.0
 
 It is less than `PATIENCE`, so that a decision still has time to come before a rank has waited long enough.
 """
+SETTLE = 0.05
+"""Seconds between a write into the page and the look at what the other side has written by then."""
 _AHEAD = 1.0
 """Seconds of work by which the first proposal is ahead. Each later proposal is twice as far ahead as the one before."""
 _MOST_DOUBLED = 4
@@ -82,7 +86,7 @@ class Answer:
         round: the round of the owner that it answers; 0 if it was not asked.
         highest: the greatest step that one of its ranks has told; -1 if none has told any.
         rate: the steps in a second, of the fastest rank.
-        ok: True if none of its ranks has begun the step that the round proposes.
+        ok: True if none of its ranks has begun, and gone past, the step that is proposed or decided.
         decided: the step that was decided, as this node knows it; -1 for none.
     """
 
@@ -154,10 +158,9 @@ def heard(state: Agreement, node: int, said: Answer, now: float) -> Agreement:
     if node not in state.nodes:
         return state
     state = replace(state, answers={**state.answers, node: said})
-    if said.decided >= 0:
-        if state.offer is None or not state.offer.decided:  # by an owner before this one
-            state = _next(state, Offer(said.decided, True), now)
-        return replace(state, confirmed=state.confirmed | {node})
+    if said.decided >= 0:  # only this owner decides
+        is_so = state.offer == Offer(said.decided, True)
+        return replace(state, confirmed=state.confirmed | {node}) if is_so else state
     if said.round != state.round or (state.offer is not None and state.offer.decided):
         return state
     if state.offer is not None and not said.ok:
@@ -191,6 +194,8 @@ def _judged(state: Agreement, now: float) -> Agreement:
         return state if proposal is None else _next(state, proposal, now)
     if state.offer.decided or not all(each is not None and each.ok for each in said):
         return state
+    if now - state.began > ROUND:  # as when the owner has slept; ranks may have given up since they answered
+        return _next(replace(state, failed=state.failed + 1), _proposal(state, state.failed + 1), now)
     return replace(state, offer=replace(state.offer, decided=True), began=now)
 
 

@@ -175,6 +175,7 @@ class Link:
         self._connected = 0.0
         self._pace = _Pace(self._clock)
         self._allowed: float | None = None
+        self._stop: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
@@ -373,13 +374,17 @@ class Link:
         except RuntimeError:  # the interpreter is about to exit and starts no more threads
             stream.reap()
 
-    def allow(self, seconds: float) -> None:
+    def allow(self, seconds: float, stop: float | None = None) -> None:
         """Let the node end itself in this many seconds from now. Any thread may call this. It returns at once.
 
         The node is told now, and with each ping it is told how many of these seconds are left. A later call replaces
         the time of an earlier one, and may make it longer. The pool's `max_lifetime` still holds.
+
+        Args:
+            stop: the seconds after which this client stops the calls of the node; None if that is not known.
         """
-        self._allowed = time.monotonic() + seconds
+        now = time.monotonic()
+        self._allowed, self._stop = now + seconds, None if stop is None else now + stop
         self.send(self._ping())
 
     def _ping(self) -> list[Buffer]:
@@ -387,6 +392,8 @@ class Link:
         header: dict[str, object] = {}
         if self._allowed is not None:
             header["left"] = max(0.0, self._allowed - time.monotonic())
+        if self._stop is not None:
+            header["stop"] = max(0.0, self._stop - time.monotonic())
         if (linger := self._linger()) is not None:
             header["linger"] = linger
         self._inbox.expect_pong()

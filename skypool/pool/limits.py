@@ -26,12 +26,46 @@ _OWNER_EVERY = 5.0
 reached, that is checked each time."""
 _TELL_EVERY = 5.0
 """Seconds after which nodes are told again for how long they may live."""
+_AHEAD = 30.0
+"""The most seconds by which nodes tell calls ahead when they are stopped: `skypool.agent.stop_notice`."""
+_AWAY = 10.0
+"""Seconds by which the stop must have moved further away to be no longer near."""
 _EARLY = 2.0
 """A node that is lost within this many seconds before a planned end counts as ended by it: clocks differ a little."""
 _LATE = 2.0
 """The most seconds between a message to a node and the moment from which the node counts its lease."""
 _SENT_EARLIER = 3.0
 """What comes from a node within this many seconds after a pause of this process may have been sent during the pause."""
+
+
+class SteadyReserve:
+    """The seconds before the end of a pool at which its calls are stopped, so that nodes save what is left.
+
+    Once that is near, they stay as they are: calls have been told when they are stopped, and write more until then.
+
+    Args:
+        needed: returns the seconds that nodes need now; 0.0 if nothing is saved.
+        lease: the lease of the nodes, in seconds.
+    """
+
+    def __init__(self, needed: Callable[[], float], lease: float) -> None:
+        self._needed = needed
+        self._near = min(_AHEAD, lease / 4) + _TELL_EVERY  # nodes go by what they have heard last
+        self._kept: float | None = None
+
+    def __call__(self) -> float:
+        """Return the seconds."""
+        return self._needed() if self._kept is None else self._kept
+
+    def note(self, left: float, early: float) -> bool:
+        """Note that the pool ends in `left` seconds, with this reserve. Return True if the stop has become near."""
+        if self._kept is None:
+            if early and left - early < self._near:
+                self._kept = early
+                return True
+        elif left - early > self._near + _AWAY:
+            self._kept = None
+        return False
 
 
 class Limits:
@@ -56,7 +90,7 @@ class Limits:
         self._rental = rental
         self._linger = linger
         self._links = links
-        self._reserve = reserve
+        self._reserve = SteadyReserve(reserve, terms.lease)
         self._due = float("inf")
         self._looked: float | None = None
         self._paused = 0.0
@@ -86,10 +120,11 @@ class Limits:
             self._check_pause()
         elif clock.elapsed() - self._resumed > _SENT_EARLIER and all((link.silence or 0.0) < LOOK for link in links):
             self._paused = 0.0  # the nodes have outlived it
-        if left < float("inf") and now - self._told >= _TELL_EVERY:
+        is_near = self._reserve.note(left, early)
+        if left < float("inf") and (is_near or now - self._told >= _TELL_EVERY):
             self._told = now
             for link in links:
-                link.allow(left + NODE_LATER)
+                link.allow(left + NODE_LATER, left - early)
         return min(left - early, LOOK)
 
     def node_lifetime(self) -> float | None:

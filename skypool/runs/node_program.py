@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from skypool.agent import child_imports
 from skypool.agent.own_notices import interruption
 from skypool.errors import CommandFailed, NodeInterrupted
 from skypool.runs import node_folders
-from skypool.runs.output_files import LONGEST, OutputFiles
+from skypool.runs.output_files import LONGEST, OutputFiles, has_ended
 
 _PIPE = 2 << 20
 """The most bytes that both pipes may hold when a program ends."""
@@ -25,6 +26,10 @@ _LOOK = 0.2
 """Seconds between two looks whether there is a notice for the machine."""
 NOTICES = {"TERM": signal.SIGTERM, "USR1": signal.SIGUSR1, "none": None, "": signal.SIGTERM}
 """The signals that a program may get at a notice, by the names of the option; "" for the default."""
+_STANDS = 60.0
+"""Seconds after the withdrawal of a notice in which status 0 still counts as an end by its signal."""
+_SPARE = 5.0
+"""Seconds before the end of the machine in which a process of a gang that has saved waits for no other."""
 _PATIENCE = 200
 """Milliseconds between two checks whether the program has ended. Another process may keep its stdout open."""
 
@@ -41,7 +46,8 @@ def run(
     """Run a program until its end, and return its exit status: the negative number of the signal that ended it.
 
     When this call is stopped, the program gets SIGINT. The agent kills it when the call's `grace` is over.
-    At a notice that its machine is taken back, or that the lease ends, it gets a signal if it catches that.
+    At a notice that its machine is taken back, or that the lease ends, it gets a signal if it catches that. In a gang,
+    a program that ends by it waits here for the others, which may still save.
 
     Args:
         words: the program and its arguments.
@@ -59,7 +65,8 @@ def run(
     """
     copy, programs = places[runtime.node_number()]
     info = runtime.instance_info()
-    files = OutputFiles(os.path.join(runtime.node_folder(), output, str(info.local_rank)))
+    outputs = os.path.join(runtime.node_folder(), output)
+    files = OutputFiles(os.path.join(outputs, str(info.local_rank)))
     with node_folders.held(copy, programs and os.path.dirname(programs)):
         try:
             os.makedirs(os.path.join(copy, folder), exist_ok=True)
@@ -68,21 +75,23 @@ def run(
             files.end(127)
             raise
         # in a thread, as an exception that stops this call may come between reading and writing
-        has_ended = threading.Event()  # `Thread.join` returns too early once an exception has interrupted it
+        is_over = threading.Event()  # `Thread.join` returns too early once an exception has interrupted it
         notes: deque[str] = deque()
-        work = partial(_keep, process, files, has_ended, notes)
+        work = partial(_keep, process, files, is_over, notes)
         threading.Thread(target=work, name="skypool-output", daemon=True).start()
         teller = _NoticeTeller(process, notes.append, on_notice)
         try:
-            while not has_ended.wait(_LOOK):
+            while not is_over.wait(_LOOK):
                 teller.look()
         except BaseException:
             _interrupt(process)
-            has_ended.wait()
+            is_over.wait()
             raise
         status = process.wait()
     if teller.has_ended_it(status):
         node = runtime.node_number()
+        if in_gang:
+            wait_for_others(outputs, info.local_world_size, info.world_size)
         raise NodeInterrupted(
             f"the machine of node {node} ends soon, and {shlex.join(words)} ended by {teller.name} when it was told; "
             "run it again to go on from what it has saved",
@@ -91,6 +100,22 @@ def run(
     if status and in_gang:
         raise CommandFailed(shlex.join(words), status, node=runtime.node_number())
     return status
+
+
+def wait_for_others(outputs: str, here: int, all_: int) -> None:
+    """Wait until the other processes of a gang have ended, too, or until 5 s before the machine ends.
+
+    The end of this one counts as a failure of the gang, which has the others stopped. The ends of those on other nodes
+    are not known here.
+
+    Args:
+        outputs: the folder of the output files of the gang's processes on this node.
+        here: the number of processes on this node; `all_` is that of the whole gang.
+    """
+    while (notice := interruption()) is not None and notice.left > _SPARE:
+        if here == all_ and all(has_ended(os.path.join(outputs, str(rank))) for rank in range(here)):
+            return
+        time.sleep(_LOOK)
 
 
 def _environment(programs: str, env: Mapping[str, str], info: runtime.InstanceInfo, in_gang: bool) -> dict[str, str]:
@@ -129,13 +154,13 @@ def _started(words: Sequence[str], folder: str, env: Mapping[str, str]) -> subpr
         raise CommandFailed(shlex.join(words), node=runtime.node_number(), why=why) from e
 
 
-def _keep(process: subprocess.Popen[bytes], files: OutputFiles, has_ended: threading.Event, notes: deque[str]) -> None:
+def _keep(process: subprocess.Popen[bytes], files: OutputFiles, is_over: threading.Event, notes: deque[str]) -> None:
     """Write what a process prints, and notes, to its output files, and then its end."""
     try:
         _write(process, files, notes)
         files.end(process.wait())
     finally:
-        has_ended.set()
+        is_over.set()
 
 
 def _write(process: subprocess.Popen[bytes], files: OutputFiles, notes: deque[str]) -> None:
@@ -177,26 +202,43 @@ class _NoticeTeller:
         self._process, self._tell = process, tell
         self._signal = NOTICES[on_notice]
         self.name = "" if self._signal is None else self._signal.name
+        self._is_named = bool(on_notice)
         self._is_asked = on_notice == "USR1"
         self._is_sent = False
+        self._told: runtime.Reason | None = None
+        self._stands_until = 0.0
 
     def look(self) -> None:
-        """Send the signal once, as soon as there is a notice and the program catches it."""
-        if self._signal is None or self._is_sent or self._process.poll() is not None:
+        """Send the signal once for each notice, as soon as the program catches it.
+
+        A notice that was withdrawn may be followed by another one. That of the provider is told after that of a lease.
+        """
+        if self._signal is None or self._process.poll() is not None:
             return
         found = interruption()
-        if found is None or found.reason == runtime.LIMIT:  # then the client interrupts it
+        if found is None:
+            self._told = None
             return
+        self._stands_until = time.monotonic() + _STANDS
+        if found.reason == runtime.LIMIT or self._told in (found.reason, runtime.PROVIDER):
+            return  # at a limit, the client interrupts it
         if catches(self._process.pid, self._signal):
-            self._is_sent = True
+            self._is_sent, self._told = True, found.reason
             self._process.send_signal(self._signal)
         elif self._is_asked:
             self._is_asked = False
             self._tell(f"the machine ends soon; {self.name} is not sent, as the program does not catch it yet")
 
     def has_ended_it(self, status: int) -> bool:
-        """Return True if the program with this exit status was ended by the signal."""
-        return self._is_sent and self._signal is not None and status in (-self._signal, 128 + self._signal)
+        """Return True if the program with this exit status was ended by the signal.
+
+        If the user has not named the signal, that holds for status 0, too: some libraries end so, and save nothing.
+        """
+        if not self._is_sent or self._signal is None:
+            return False
+        if status == 0:
+            return not self._is_named and time.monotonic() < self._stands_until
+        return status in (-self._signal, 128 + self._signal)
 
 
 def catches(pid: int, number: int) -> bool:

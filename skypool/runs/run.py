@@ -209,7 +209,7 @@ def run(
         complete: what is written last into a checkpoint, as of `ComputePool`. Default None: what the usual libraries
             write last.
         on_notice: the signal for the program when its machine is taken back soon: "TERM", "USR1" or "none". It is sent
-            only if the program catches it. Default None: SIGTERM.
+            only if the program catches it. Default None: SIGTERM, after which status 0 counts as an interruption, too.
         budget: the US dollars that the run may cost, or a `Budget`, whose `warn` counts for calls only. Machines that
             cost money need this, `max_lifetime`, or the environment variable `SKYPOOL_MAX_USD`.
         linger: how long the machines stay after the run. The next run of the project with `linger` and the same needs

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from pathlib import Path
 
 from skypool import events
 from skypool.errors import LedgerError, SkypoolError
+from skypool.pool.limits import SteadyReserve
 from skypool.runs.program_run import ProgramRun
 from skypool.runs.teller import Teller
 
@@ -44,6 +46,7 @@ class Saver:
     def __init__(self, run: ProgramRun, folder: str, target: Path, tell: Teller) -> None:
         self.failure = ""
         self._run, self._folder, self._target, self._tell = run, folder, target, tell
+        self._reserve = SteadyReserve(lambda: run.seconds_to_save, math.inf)
         self._files = 0
         self._fetched = ""  # when the last one began, in words
         self._is_urgent = False
@@ -135,7 +138,9 @@ class Saver:
             try:
                 margin = self._margin if self._folder else 0.0
                 if self._run.buckets:
-                    margin += self._run.seconds_to_save + _TO_END
+                    early = self._reserve()  # what the program writes at its end moves that no further ahead
+                    margin += early + _TO_END
+                    self._reserve.note(left - margin + early, early)
                 if left < margin and not self._is_urgent:
                     self._tell.error(
                         f"the machines end in {left:.0f} s, as the budget or the lifetime is over: the program is "
