@@ -401,6 +401,7 @@ def test_a_process_that_takes_a_pool_over_has_new_nodes_save_beside_the_old_ones
     with FakeCloud() as cloud:
         with pool(place, provider=cloud, name="grown", nodes=1, linger="2m") as first:
             write({"a": "of 0"}) >> first
+            eventually(lambda: kept(place) == {"a": "of 0"}, 30, "the first file")
         more: dict[str, Any] = {"image": sky.Image(), "provider": cloud, "console": "off", "save": save}
         with sky.ComputePool.attach("grown", **more) as second:
             second.resize(2)

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 import skypool as sky
 from skypool.agent.processes import descendants
@@ -116,7 +117,10 @@ def _agent(pool: sky.ComputePool) -> int | None:
     """The pid of the agent of the pool's only node; None if it has ended."""
     from tests.conftest import nodes
 
-    keepers = [json.loads((folder / "keeper.json").read_text())["pid"] for folder in nodes(pool.name)]
+    keepers: list[int] = []
+    for folder in nodes(pool.name):
+        with suppress(FileNotFoundError):  # the folder of a node that comes or goes
+            keepers.append(json.loads((folder / "keeper.json").read_text())["pid"])
     for pid in [pid for keeper in keepers for pid in descendants(keeper)]:
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
