@@ -1240,7 +1240,7 @@ def test_a_restore_needs_room_on_the_disk_before_it_fetches(
 
 def test_what_comes_of_a_file_that_breaks_off_is_taken_back(place: Place, faulty: FaultyStore) -> None:
     faulty.objects = {"large": bytes(3 * PART), "small": b"12"}
-    faulty.answer = lambda method, name: 403 if name == "large" and faulty.asked.count(("GET", "large")) == 3 else 0
+    faulty.answer = lambda method, name: 403 if name == "large" and faulty.asked.count(("GET", "large")) >= 3 else 0
     done = Restored()
     with pytest.raises(BaseError):
         restore(faulty_saver(place, faulty), done)

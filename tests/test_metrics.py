@@ -588,8 +588,8 @@ def test_data_is_no_folder_that_is_saved() -> None:
         (0, each.id): each
         for each in (
             FolderState("out", "saving", files=3),
-            FolderState("/data", "fetching", trouble="slow"),
-            FolderState("/more", "there"),
+            FolderState("/data", "fetching", trouble="slow", is_data=True),
+            FolderState("/more", "there", is_data=True),
         )
     }
     given = Given(state=Pool(1, 1, nodes={0: Node(0, Phase.READY)}), folders=folders)
