@@ -174,7 +174,11 @@ def test_a_program_finds_the_page_of_the_worker_that_has_started_it(page: Shared
     page.interruption = 4e9
     page.announce_stop(5e9, "lease")
     asks = "import skypool; found = skypool.interruption(1); print(found.at, found.reason)"
-    env = {**os.environ, own_notices.VARIABLE: OwnNotices(page, 0).place, "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = {
+        **os.environ,
+        own_notices.VARIABLE: OwnNotices(page, 0).place(os.getpid()),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     said = subprocess.run([sys.executable, "-c", asks], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout.split() == ["4000000000.0", "provider"]
 

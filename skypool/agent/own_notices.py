@@ -38,10 +38,13 @@ class OwnNotices:
         self._agreed: Interruption | None = None
         self._is_checked = False
 
-    @property
-    def place(self) -> str:
-        """The value of `VARIABLE` for programs that this process starts."""
-        return f"{self._page.slots} {self._slot} {self._size} /proc/{os.getpid()}/fd/{self._page.file}"
+    def place(self, agent: int) -> str:
+        """Return the value of `VARIABLE` for programs that this process starts.
+
+        A worker has the page in its memory only: a call that writes to whatever file is open must not damage it. So
+        programs open the file of the agent, of which `agent` is the process id.
+        """
+        return f"{self._page.slots} {self._slot} {self._size} /proc/{agent}/fd/{self._page.file}"
 
     def now(self) -> Interruption | None:
         """Return the notice, if there is one."""
@@ -116,11 +119,11 @@ _own: OwnNotices | None = None
 _is_sought = False
 
 
-def set_own(notices: OwnNotices) -> None:
+def set_own(notices: OwnNotices, agent: int) -> None:
     """Set the notices of this worker process. They are those of the programs that it starts, too."""
     global _own
     _own = notices
-    os.environ[VARIABLE] = notices.place
+    os.environ[VARIABLE] = notices.place(agent)
 
 
 def _found() -> OwnNotices | None:

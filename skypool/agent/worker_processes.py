@@ -439,7 +439,6 @@ class Slots:
                 taken.fileno(),
                 notice,
                 slot.printed,
-                self.page.file,
                 *slot.batch.leave(),
             }
             for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
@@ -462,7 +461,7 @@ class Slots:
             os.chdir(self._plan.config.cwd)
             self._introduce(slot)
             size = 1 if slot.member is None else slot.member.size
-            set_own(OwnNotices(self.page, slot.number, size))
+            set_own(OwnNotices(self.page, slot.number, size), os.getppid())
             call_it("worker" if slot.member is None else f"rank-{slot.member.rank}")
             Worker(
                 slot.number,
