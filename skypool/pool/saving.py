@@ -400,7 +400,14 @@ class Saving:
 
     def _tell_lost(self, key: tuple[int, str], state: FolderState | None) -> None:
         """Tell what is perhaps saved nowhere of a folder that has not told of its end."""
-        if state is not None and state.phase != "ended" and state.unsaved:
+        if state is None or state.phase == "ended":
+            return
+        if not state.unsaved:
+            self._life.notice(
+                f"node {key[0]} has not told that all of {key[1]} is saved; files of its last seconds are perhaps "
+                "saved nowhere"
+            )
+        else:
             named = ", ".join(state.names)
             self._life.notice(
                 f"{state.unsaved} files of {key[1]} on node {key[0]}, {state.unsaved_bytes:,} bytes, are perhaps saved "
