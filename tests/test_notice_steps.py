@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -22,11 +22,7 @@ from skypool.gangs.agreement import MOST_STEP, PATIENCE, Offer
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, processes_of
 from tests.gang_work import count
-from tests.watched import Watched
-
-
-class Rented(Watched):
-    settings: ClassVar[dict[str, Any]] = {"market": "spot"}
+from tests.watched import OnSpot
 
 
 @pytest.fixture
@@ -37,7 +33,7 @@ def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
 
 
 def test_all_ranks_on_one_node_hear_of_it_at_one_step(cloud: FakeCloud) -> None:
-    with Rented(cloud) as pool:
+    with OnSpot(cloud) as pool:
         running = pool.send(count(5, 0.002).with_options(procs=3, node="all"))
         pool.until_busy()
         time.sleep(0.3)
@@ -49,7 +45,7 @@ def test_all_ranks_on_one_node_hear_of_it_at_one_step(cloud: FakeCloud) -> None:
 
 
 def test_ranks_on_several_nodes_hear_of_the_notice_for_one_of_them_at_one_step(cloud: FakeCloud) -> None:
-    with Rented(cloud, nodes=2) as pool:
+    with OnSpot(cloud, nodes=2) as pool:
         running = pool.send(count(0, 0.002).with_options(procs=2, node="all"))
         pool.until_busy(0, 1)
         time.sleep(0.3)
@@ -61,7 +57,7 @@ def test_ranks_on_several_nodes_hear_of_the_notice_for_one_of_them_at_one_step(c
 
 def test_a_process_without_a_gang_hears_of_it_at_once(cloud: FakeCloud) -> None:
     assert sky.interruption(3) is None
-    with Rented(cloud) as pool:
+    with OnSpot(cloud) as pool:
         running = pool.send(count(7, 0.01))
         pool.until_busy()
         pool.notify(0)

@@ -31,14 +31,8 @@ from skypool.wire import codec
 from tests.conftest import eventually, processes_of
 from tests.supplies import supply_of
 from tests.test_link import cut, link_of
-from tests.watched import Watched
+from tests.watched import OnSpot
 from tests.work import count, note, poll, total, where
-
-
-class Rented(Watched):
-    """A pool of spot machines."""
-
-    settings: ClassVar[dict[str, Any]] = {"market": "spot"}
 
 
 @pytest.fixture
@@ -58,7 +52,7 @@ def ran(log: Path) -> Counter[int]:
 
 def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    with Rented(cloud, nodes=2) as pool:
+    with OnSpot(cloud, nodes=2) as pool:
         running = [pool.send(where(str(go)), node=node) for node in (0, 1)]
         pool.until_busy(0, 1)  # else the notice may come before they begin
         waiting = pool.send(where(), node=0)
@@ -84,7 +78,7 @@ def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud
 
 def test_calls_that_wait_on_a_node_with_notice_move_and_each_runs_once(cloud: FakeCloud, tmp_path: Path) -> None:
     log = tmp_path / "ran"
-    with Rented(cloud, nodes=2) as pool:
+    with OnSpot(cloud, nodes=2) as pool:
         results = pool.map(note, range(300), [str(log)] * 300)
         first = [next(results) for _ in range(30)]
         pool.notify(1)
@@ -104,7 +98,7 @@ def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(clo
         eventually(go.exists, 30)
         yield 2
 
-    with Rented(cloud, nodes=1, slots=4) as pool:
+    with OnSpot(cloud, nodes=1, slots=4) as pool:
         free = pool.send(where(str(go)))
         bound = pool.send(where(str(go)), node=0)
         fed = total(numbers()) > pool
@@ -134,7 +128,7 @@ def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(clo
 @pytest.mark.slow
 def test_every_call_gives_one_result_while_machines_come_and_go(cloud: FakeCloud, tmp_path: Path) -> None:
     log = tmp_path / "ran"
-    with Rented(cloud, nodes=2, slots=2) as pool:
+    with OnSpot(cloud, nodes=2, slots=2) as pool:
         results = pool.map(note, range(600), [str(log)] * 600)
         got = [next(results) for _ in range(50)]
         for node in (0, 1):
@@ -155,7 +149,7 @@ def test_a_part_of_a_broadcast_is_lost_with_its_node_however_often_it_may_run_ag
     cloud: FakeCloud, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    with Rented(cloud, nodes=2) as pool:
+    with OnSpot(cloud, nodes=2) as pool:
 
         def take_back() -> None:
             pool.until_busy()
@@ -174,7 +168,7 @@ def test_a_part_of_a_broadcast_is_lost_with_its_node_however_often_it_may_run_ag
 
 
 def test_a_notice_outlives_the_connection_that_was_to_carry_it(cloud: FakeCloud, tmp_path: Path) -> None:
-    with Rented(cloud) as pool:
+    with OnSpot(cloud) as pool:
         running = pool.send(where(str(tmp_path / "go")))
         pool.until_busy()
         cut(link_of(pool))
@@ -209,7 +203,7 @@ if starts > 3:  # on the machine that replaces this one
     time.sleep(99)
 print({time.time() + 99})
 """
-    with OddWatch(tmp_path / "cloud", source=failing) as cloud, Rented(cloud) as pool:
+    with OddWatch(tmp_path / "cloud", source=failing) as cloud, OnSpot(cloud) as pool:
         eventually(lambda: pool.heard(events.NodeInterruption), what="the notice")
         eventually(lambda: pool.nodes.get(1) == "ready", 30, what="its replacement")
         eventually(lambda: (tmp_path / "starts").read_text() == "xxxx", what="its watch")
@@ -220,7 +214,7 @@ print({time.time() + 99})
 
 def test_a_spot_machine_that_its_provider_no_longer_has_was_taken_back(cloud: FakeCloud, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    with Rented(cloud, liveness=5) as pool:
+    with OnSpot(cloud, liveness=5) as pool:
         running = pool.send(where(str(go)))
         pool.until_busy()
         pool.take(0)
@@ -231,7 +225,7 @@ def test_a_spot_machine_that_its_provider_no_longer_has_was_taken_back(cloud: Fa
 
 
 def test_a_machine_on_demand_that_goes_loses_its_calls(cloud: FakeCloud, tmp_path: Path) -> None:
-    with Rented(cloud, market="on-demand", liveness=5) as pool:
+    with OnSpot(cloud, market="on-demand", liveness=5) as pool:
         running = pool.send(where(str(tmp_path / "go")))
         pool.until_busy()
         pool.take(0)
@@ -293,7 +287,7 @@ def train() -> tuple[int, float]:
 
 @pytest.mark.slow
 def test_on_interruption_runs_once_beside_each_running_call_and_a_call_waits_for_it(cloud: FakeCloud) -> None:
-    with Rented(cloud, slots=2) as pool:
+    with OnSpot(cloud, slots=2) as pool:
         for _ in range(2):
             assert (where() >> pool) == 0
         running = [train() > pool for _ in range(2)]
@@ -311,7 +305,7 @@ def test_what_on_interruption_raises_is_told_and_the_call_goes_on(cloud: FakeClo
         raise OSError("no bucket")
 
     function = sky.compute(on_interruption=fail)(where.function)
-    with Rented(cloud) as pool:
+    with OnSpot(cloud) as pool:
         running = pool.send(function(str(tmp_path / "go")))
         pool.until_busy()
         pool.notify(0)
@@ -325,7 +319,7 @@ def test_what_on_interruption_raises_is_told_and_the_call_goes_on(cloud: FakeClo
 
 def test_a_loop_may_ask_whether_its_machine_goes(cloud: FakeCloud) -> None:
     assert sky.interruption() is None
-    with Rented(cloud) as pool:
+    with OnSpot(cloud) as pool:
         running = poll() > pool
         pool.until_busy()
         at = pool.notify(0)
@@ -360,7 +354,7 @@ def standing() -> Iterator[None]:
 
 def test_a_call_sent_after_one_that_ended_for_the_notice_goes_to_another_node(cloud: FakeCloud) -> None:
     is_sent = threading.Event()
-    with Rented(cloud) as pool:
+    with OnSpot(cloud) as pool:
 
         def take_back() -> None:
             pool.until_busy()
@@ -392,7 +386,7 @@ def test_a_notice_that_came_while_the_link_was_down_is_heard_before_the_outcomes
             time.sleep(0.01)
         Path(path).touch()
 
-    with Rented(cloud) as pool:
+    with OnSpot(cloud) as pool:
         leaving = leave(str(ended)) > pool
         pool.until_busy()
         cut(link_of(pool))
@@ -419,7 +413,7 @@ def test_the_example_loses_no_step_when_its_machine_is_taken_back(cloud: FakeClo
     assert text.endswith(shown)
     example = runpy.run_path(str(root / "examples" / "06_spot.py"))
     train, steps = example["train"], example["STEPS"]
-    with Rented(cloud) as pool:
+    with OnSpot(cloud) as pool:
         first = train(0.0, 0) > pool
         pool.until_busy()
         pool.notify(0)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -21,17 +21,11 @@ from skypool.model import Need
 from skypool.pool.network import NetworkCheck
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, processes_of
-from tests.watched import Watched
+from tests.watched import OnSpot, Watched
 from tests.work import where
 
 BOTH, ONE = [0, 1], [0]
 """What functions return that return their number among the nodes of their call."""
-
-
-class Rented(Watched):
-    """A pool of spot machines."""
-
-    settings: ClassVar[dict[str, Any]] = {"market": "spot"}
 
 
 @sky.compute(procs=1, output="silent")
@@ -55,7 +49,7 @@ def told(pool: Watched, words: str) -> list[str]:
 
 
 def test_after_a_notice_a_call_on_all_nodes_waits_for_the_replacement_and_says_for_which(cloud: FakeCloud) -> None:
-    with Rented(cloud, nodes=2) as pool:
+    with OnSpot(cloud, nodes=2) as pool:
         pool.notify(0)
         eventually(lambda: pool.nodes[0] != "ready", 30, "the notice")
         assert where() @ pool == BOTH
@@ -66,7 +60,7 @@ def test_after_a_notice_a_call_on_all_nodes_waits_for_the_replacement_and_says_f
 
 
 def test_a_notice_is_heard_by_a_call_that_is_sent_at_once(cloud: FakeCloud) -> None:
-    with Rented(cloud, nodes=2) as pool:
+    with OnSpot(cloud, nodes=2) as pool:
         engine: Any = pool._engine
         at = pool.notify(0)
         engine.departures.on_notice(0, at)  # in the thread that reads it; the engine's own hears of it later
@@ -86,7 +80,7 @@ def dies_once(path: str) -> None:
 def test_a_gang_that_waits_to_run_again_waits_for_the_replacement_of_a_node_that_is_taken(
     cloud: FakeCloud, tmp_path: Path
 ) -> None:
-    with Rented(cloud, nodes=2) as pool:
+    with OnSpot(cloud, nodes=2) as pool:
         engine: Any = pool._engine
         gang: Any = pool.send(dies_once(str(tmp_path / "now")), node="all")
         eventually(lambda: gang.parts and gang.parts[1].done(), 30, "the end of rank 1")
@@ -106,7 +100,7 @@ def test_a_gang_that_waits_to_run_again_waits_for_the_replacement_of_a_node_that
 
 
 def test_a_call_that_names_nodes_and_a_call_for_one_node_wait_for_no_other(cloud: FakeCloud) -> None:
-    with Rented(cloud, nodes=2) as pool:
+    with OnSpot(cloud, nodes=2) as pool:
         cloud.control.next_machines(boots=30)
         pool.notify(0)
         eventually(lambda: pool.nodes[0] != "ready", 30, "the notice")
@@ -118,7 +112,7 @@ def test_a_call_that_names_nodes_and_a_call_for_one_node_wait_for_no_other(cloud
 
 
 def test_min_nodes_lets_a_gang_run_on_fewer_when_the_time_to_wait_is_over(cloud: FakeCloud) -> None:
-    with Rented(cloud, nodes=2) as pool:
+    with OnSpot(cloud, nodes=2) as pool:
         with pytest.raises(sky.UsageError, match="min_nodes=3 is more than the 2 nodes on which rank is to run"):
             rank().with_options(min_nodes=3) @ pool
         pool.notify(0)
@@ -129,14 +123,14 @@ def test_min_nodes_lets_a_gang_run_on_fewer_when_the_time_to_wait_is_over(cloud:
 
 
 def test_min_nodes_waits_for_the_time_of_the_pool(cloud: FakeCloud) -> None:
-    with Rented(cloud, nodes=2, wait=60) as pool:
+    with OnSpot(cloud, nodes=2, wait=60) as pool:
         pool.notify(0)
         eventually(lambda: pool.nodes[0] != "ready", 30, "the notice")
         assert rank().with_options(min_nodes=1) @ pool == BOTH
 
 
 def test_without_a_replacement_a_call_on_all_nodes_fails_and_says_what_to_do(cloud: FakeCloud) -> None:
-    with Rented(cloud, nodes=2) as pool:
+    with OnSpot(cloud, nodes=2) as pool:
         for offer in cloud.offers(Need()):
             cloud.control.stock_out(offer, 0)
         pool.notify(0)

@@ -66,3 +66,9 @@ class Watched(sky.ComputePool):
             return {each.node for each in self.heard(events.NodeStatus) if each.busy >= calls}
 
         eventually(lambda: busy() >= {*nodes} if nodes else busy(), what=f"calls on {nodes or 'a node'}")
+
+
+class OnSpot(Watched):
+    """A pool of spot machines."""
+
+    settings: ClassVar[dict[str, Any]] = {"market": "spot"}

@@ -97,7 +97,7 @@ class Bucket:
 
     @property
     def login(self) -> Login:
-        """How a machine logs in to the bucket."""
+        """The way in which a machine logs in to the bucket."""
         return "keys" if self.keys or self.scheme == "file" else "identity" if self.identity else "temporary"
 
     @property

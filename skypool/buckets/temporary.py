@@ -33,8 +33,10 @@ _AGAIN = 30.0
 """Seconds after which credentials are asked for again that could not be made."""
 _LIVES = 43200, 3600
 """The seconds that are asked for: a role that does not allow 12 hours, or that a role assumes, allows one."""
-_TOKEN, _EXPIRES = "AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION"
-"""The variables of a session token and of its end, as `aws configure export-credentials --format env` prints them."""
+_TOKEN = "AWS_SESSION_TOKEN"
+"""The variable of a session token, as `aws configure export-credentials --format env` prints it."""
+_EXPIRES = "AWS_CREDENTIAL_EXPIRATION"
+"""The variable with the time when it expires."""
 
 
 @dataclass(frozen=True, slots=True)

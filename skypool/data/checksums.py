@@ -1,7 +1,7 @@
 """`Checksums`: compares what comes from a store with its ETags, where these are MD5 sums of the content.
 
-An ETag of 32 hexadecimal digits is the MD5 of an object that was uploaded at once, and one that ends with "-N" is the
-MD5 of the MD5s of its N parts. Some stores have others, and so has AWS for objects that are encrypted with keys of KMS
+An ETag of 32 hexadecimal digits is the MD5 of an object that was uploaded at once. One that ends with "-N" is the MD5
+of the MD5s of its N parts. Some stores have others, and so has AWS for objects that are encrypted with keys of KMS
 or of the customer: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html (2026-11). A difference alone is
 therefore no proof. What comes twice alike is as the store has it.
 """
@@ -23,7 +23,7 @@ _ENOUGH = 3
 
 
 class Damaged(OSError):
-    """What has come of an object differs from the checksum of the store."""
+    """Error: the content that came of an object differs from the checksum of the store."""
 
 
 class Sum(Protocol):

@@ -12,11 +12,13 @@ from typing import NamedTuple
 from skypool.buckets import store, temporary
 from skypool.buckets.bucket import Bucket
 from skypool.data.data_listing import wanted
-from skypool.data.local_files import OURS
-from skypool.data.save_asked import SaveFolder, is_inside, overlap
+from skypool.data.local_files import nested
+from skypool.data.save_asked import SaveFolder, normal_path, overlap, refused_to_stranger
 from skypool.errors import UsageError
 from skypool.model import Offer
 
+PUBLIC = ", or data that is public"
+"""What helps, beside another provider, where a stranger would have keys."""
 _GIB = 2**30
 _BESIDE = 20.0
 """GiB of a machine's disk that the system, skypool and the packages of a program need beside data.
@@ -80,13 +82,13 @@ def data_asked(
         values, expires = tuple(store.values(bucket, variables)), temporary.end_of(bucket, variables)
         found.append(DataFolder(_path(path, name), bucket, values, expires=expires))
     for one, other in combinations(found, 2):
-        if is_inside(one.path, other.path) or is_inside(other.path, one.path):
+        if nested(one.path, other.path):
             raise UsageError(
                 f"{name}: {one.path} and {other.path} are inside each other; use folders beside each other"
             )
     for each in found:
         for kept in saved:
-            if is_inside(each.path, kept.path) or is_inside(kept.path, each.path):
+            if nested(each.path, kept.path):
                 raise UsageError(
                     f"{name}: {each.path} and {kept.path}, which is saved, are inside each other; data is only read, "
                     "so use another folder"
@@ -101,17 +103,13 @@ def data_asked(
 
 def _path(path: object, name: str) -> str:
     """Return the path of a folder as it is used. Raises UsageError if it is none."""
-    if not isinstance(path, str) or not path.strip() or not path.isprintable():
-        raise UsageError(f"{name} takes the paths of folders, not {path!r}")
-    found = os.path.normpath(path)
+    found = normal_path(path, name)
     found = f"/{found.lstrip('/')}" if found.startswith("/") else found
     parts = found.split("/")
     if found in (".", "/", "~") or parts[0] == ".." or (parts[0].startswith("~") and parts[0] != "~"):
         raise UsageError(f"{name} takes a folder such as '/data', 'data' or '~/data', not {path!r}")
     if parts[0] == "~" and ".." in parts:
         raise UsageError(f"{name} takes no '..' after '~', as in {path!r}; write the whole path")
-    if any(each.startswith(OURS) for each in parts):
-        raise UsageError(f"{path}: names that begin with {OURS} are skypool's own; use another one")
     return found
 
 
@@ -182,10 +180,7 @@ def check_offers(
         machine = f"{offer.provider} {offer.instance_type}"
         keyed = next((each for each in folders if each.values), None)
         if keyed is not None and is_stranger(offer):
-            raise UsageError(
-                f"{machine} is a machine of a stranger, who could read the keys of {keyed.bucket} and what is there; "
-                "choose another provider, or data that is public"
-            )
+            raise UsageError(refused_to_stranger(machine, keyed.bucket, PUBLIC))
         disk = offer.disk_gib or disk_gib
         is_unknown = not disk and offer.usd_per_hour > 0 and total > _BESIDE
         if is_unknown or (disk and total > disk):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from skypool.data.checksums import Checksums, Damaged, Sum
@@ -47,7 +48,8 @@ class Fetcher:
         executor: its threads make the requests.
         note: called with each file that is there: its path, its state, and its object in the version that came.
         attempt: makes a request, perhaps again and again.
-        came: called with the number of bytes that have come, by the threads.
+        came: called with the number of bytes that have come, by one thread at a time. It is below 0 for bytes that are
+            fetched again.
         checksums: compares what comes with the store's checksums. Default None: sizes are compared.
         mode: the permissions of files. Default None: those that the umask leaves.
     """
@@ -60,6 +62,7 @@ class Fetcher:
     came: Callable[[int], object] = lambda count: None
     checksums: Checksums | None = None
     mode: int | None = None
+    _counting: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def fetch(self, wanted: Mapping[str, Object], arrived: Callable[[Object], object]) -> None:
         """Fetch objects, by the paths of their files in the folder. Folders are made.
@@ -108,7 +111,7 @@ class Fetcher:
                 if len(data) != got.meta["size"]:
                     raise OSError(f"{wanted.name} has {len(data)} of {got.meta['size']} bytes")
             except Exception:
-                self.came(-len(data))
+                self._came(-len(data))
                 raise
             return got, data
 
@@ -157,7 +160,7 @@ class Fetcher:
                         raise
                 if not began < len(data) <= end - at:
                     count = len(data) - began
-                    self.came(-count)
+                    self._came(-count)
                     del data[began:]
                     raise OSError(f"{wanted.name} has {count} bytes from {at + began} on, not {end - at - began}")
 
@@ -188,16 +191,20 @@ class Fetcher:
         except Damaged:
             raise
         except BaseException:
-            self.came(-sum(come))
+            self._came(-sum(come))
             raise
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(part)
 
+    def _came(self, count: int) -> None:
+        with self._counting:
+            self.came(count)
+
     def _chunks(self, got: GetResult) -> Iterator[memoryview]:
         """Yield what comes of an object, and count it."""
         for data in got.stream(min_chunk_size=_CHUNK):
-            self.came(len(data))
+            self._came(len(data))
             yield memoryview(data)
 
     def _compare(self, wanted: Object, sum_: Sum, size: int) -> None:
@@ -205,7 +212,7 @@ class Fetcher:
         try:
             self.checksums.compare(wanted.name, sum_)
         except Damaged:
-            self.came(-size)
+            self._came(-size)
             raise
 
     def _attributes_of(self, got: GetResult, name: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from skypool.data.checksums import Checksums
 from skypool.data.data_listing import wanted
 from skypool.data.fetching import Fetcher, above, check_room
 from skypool.data.folder_saver import Object, journal_lines
-from skypool.data.local_files import OURS, State, aside_of, listed
+from skypool.data.local_files import OURS, State, aside_of, listed, nested
 from skypool.data.objects import exists
 from skypool.data.restoring import in_the_way, move_aside
 from skypool.errors import UsageError
@@ -46,8 +46,12 @@ _OF_DISKS = "lost+found"
 """The folder that a disk has on which nothing was written yet."""
 _PART_NAME = re.compile(rf"{re.escape(OURS)}[0-9a-f]{{12}}")
 """Matches the names of files that have not come to their end."""
-_FILES, _FOLDERS, _OPEN = 0o444, 0o555, 0o755
-"""The permissions of files, of folders that are filled, and of folders while they are."""
+_FILES = 0o444
+"""The permissions of files."""
+_FOLDERS = 0o555
+"""The permissions of folders that are filled."""
+_OPEN = 0o755
+"""The permissions of folders while they are filled."""
 
 
 class Stopped(Exception):
@@ -83,8 +87,8 @@ class Fetched:
 class FilledFolder:
     """A folder of the node that is filled from a bucket. It has a thread of its own.
 
-    A file is there when it is noted in a journal with the version of its object, so that a mover that begins again, or
-    a later order, fetches only what is missing or has changed.
+    A journal has the files that have come, with the versions of their objects. So a mover that begins again, or a later
+    order, fetches only what is missing or has changed.
 
     Args:
         said: the command, with the members of `Order` in `skypool.wire.save_orders`.
@@ -108,7 +112,6 @@ class FilledFolder:
         self._come = 0  # bytes of whole files
         self._said, self._journals, self._turns, self._former = said, journals, turns, former
         self._stop = threading.Event()
-        self._lock = threading.Lock()  # for the threads that fetch
         self._use: IO[str] | None = None  # is locked while nobody else may change the folder
         self._thread = threading.Thread(target=self._work, name=f"data {self.id}", daemon=True)
         self._thread.start()
@@ -165,7 +168,7 @@ class FilledFolder:
         bucket, values = with_values(said["url"], said["endpoint"], said["region"], said["values"])
         opened = store.opened(bucket, values, _PATIENCE, unsigned=True)
         folder = self._made(os.path.abspath(os.path.expanduser(said["folder"])))
-        if bucket.scheme == "file" and _overlap(os.path.realpath(bucket.name), folder):
+        if bucket.scheme == "file" and nested(os.path.realpath(bucket.name), folder):
             raise UsageError(f"{bucket} and {folder} are inside each other; use another folder")
         name = hashlib.sha256(repr((os.uname().nodename, folder)).encode()).hexdigest()[:16]
         with self._alone(self._journals / f"{name}.lock"):
@@ -235,8 +238,7 @@ class FilledFolder:
         done = self.done
 
         def came(count: int) -> None:
-            with self._lock:
-                done.bytes += count
+            done.bytes += count
 
         def arrived(each: Object) -> None:
             self._come += each.size
@@ -381,10 +383,6 @@ class _Journal:
     def _append(self, line: object) -> None:
         with self._path.open("a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(f"{json.dumps(line)}\n")
-
-
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
 def _made_by_root(folder: str) -> bool:

@@ -277,16 +277,11 @@ class FolderSaver:
         writers, found = Writers(), set[str]()
         for path in changed:
             try:
-                file = os.open(os.path.join(self.folder, path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                if writers.inode_of(os.path.join(self.folder, path)) is not None:
+                    found.add(path)
             except OSError as e:  # it is gone again, or may not be read
                 if not isinstance(e, FileNotFoundError):
                     self._refused[path] = f"it cannot be read: {e.strerror}"
-                continue
-            try:
-                if writers.write(file):
-                    found.add(path)
-            finally:
-                os.close(file)
         stopped = {path for path in changed if self.stopped.get(path) == self._seen[path][0].inode}
         found |= stopped & self._saved.keys()
         for path in self._open_since.keys() - found:

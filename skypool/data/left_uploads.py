@@ -21,7 +21,8 @@ from typing import NamedTuple
 from skypool import clock
 from skypool.buckets import unfinished
 from skypool.buckets.bucket import Bucket
-from skypool.data.save_asked import is_inside, overlap
+from skypool.data.local_files import is_inside
+from skypool.data.save_asked import overlap
 from skypool.errors import NotPrivate
 from skypool.safety import private, user_folders
 

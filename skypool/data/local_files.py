@@ -104,6 +104,16 @@ def trouble_with(path: str) -> str:
     return ""
 
 
+def is_inside(path: str, other: str) -> bool:
+    """Return True if a path is another one, or below it."""
+    return f"{path}/".startswith(f"{other}/")
+
+
+def nested(one: str, other: str) -> bool:
+    """Return True if one of two paths is the other, or below it."""
+    return is_inside(one, other) or is_inside(other, one)
+
+
 def aside_of(folder: str) -> str:
     """Return a new path for files that are moved out of a folder: beside it, or in it if its disk ends there."""
     name = f"aside-{secrets.token_hex(3)}"
@@ -125,7 +135,18 @@ class Writers:
     def __init__(self) -> None:
         self._written: set[tuple[int, int]] | None = None
 
-    def write(self, file: int) -> bool:
+    def inode_of(self, path: str) -> int | None:
+        """Return the inode of a file if a program may write to it, else None.
+
+        Raises OSError if it is gone, or may not be read.
+        """
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.fstat(file).st_ino if self._write(file) else None
+        finally:
+            os.close(file)
+
+    def _write(self, file: int) -> bool:
         """Return True if a program may write to a file, which is open here for reading."""
         try:
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -146,12 +167,8 @@ def written(folder: str, paths: Iterable[str]) -> dict[str, int]:
     writers, found = Writers(), dict[str, int]()
     for path in paths:
         with contextlib.suppress(OSError):  # it is gone again, or may not be read
-            file = os.open(os.path.join(folder, path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                if writers.write(file):
-                    found[path] = os.fstat(file).st_ino
-            finally:
-                os.close(file)
+            if (inode := writers.inode_of(os.path.join(folder, path))) is not None:
+                found[path] = inode
     return found
 
 

@@ -1,4 +1,4 @@
-"""How fast files are sent, and since when others wait. Any thread may use these."""
+"""Measures how fast files are sent, and since when others wait. Any thread may use these classes."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -58,11 +57,9 @@ def restore(saver: FolderSaver, done: Restored | None = None) -> Restored:
     here = listed(saver.folder).files
     same = {path for path, each in wanted.items() if saver.has(path, each, here.get(path))}
     _move_aside(saver, (here.keys() - same) | in_the_way(saver.folder, wanted), done)
-    lock = threading.Lock()
 
     def came(count: int) -> None:
-        with lock:
-            done.received += count
+        done.received += count
 
     def arrived(each: Object) -> None:
         done.files, done.bytes = done.files + 1, done.bytes + each.size

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from skypool.buckets import store, temporary
 from skypool.buckets.bucket import SCHEMES, Bucket, with_values
 from skypool.buckets.bucket_check import OUTSIDE, check
-from skypool.data.local_files import OURS
+from skypool.data.local_files import OURS, nested
 from skypool.errors import UsageError
 
 _PAIR = re.compile(rf"(?P<path>.*?)=(?P<url>(?:{'|'.join(SCHEMES)}|\w+)://.*)", re.DOTALL)
@@ -71,7 +71,7 @@ def save_asked(
         values = tuple(store.values(bucket, variables))
         found.append(SaveFolder(_path(path, name), bucket, values, expires=temporary.end_of(bucket, variables)))
     for one, other in combinations(found, 2):
-        if is_inside(one.path, other.path) or is_inside(other.path, one.path):
+        if nested(one.path, other.path):
             raise UsageError(f"{name}: {one.path} and {other.path} are inside each other; save one of them")
         if overlap(one.bucket, other.bucket):
             raise UsageError(
@@ -83,18 +83,28 @@ def save_asked(
 
 def _path(path: object, name: str) -> str:
     """Return the path of a folder as it is used. Raises UsageError if it is none."""
+    found = normal_path(path, name)
+    if found in (".", "/", "~") or found.split("/")[0] == "..":
+        raise UsageError(f"{name} takes a folder below the one in which the program runs, such as 'out', not {path!r}")
+    return found
+
+
+def normal_path(path: object, name: str) -> str:
+    """Return a path without what changes nothing in it. Raises UsageError if no folder can have it."""
     if not isinstance(path, str) or not path.strip() or not path.isprintable():
         raise UsageError(f"{name} takes the paths of folders, not {path!r}")
     found = os.path.normpath(path)
-    if found in (".", "/", "~") or found.split("/")[0] == "..":
-        raise UsageError(f"{name} takes a folder below the one in which the program runs, such as 'out', not {path!r}")
     if any(each.startswith(OURS) for each in found.split("/")):
         raise UsageError(f"{path}: names that begin with {OURS} are skypool's own; use another one")
     return found
 
 
-def is_inside(path: str, other: str) -> bool:
-    return path == other or path.startswith(f"{other}/")
+def refused_to_stranger(machine: str, bucket: Bucket, instead: str = "") -> str:
+    """Return why a machine of a stranger gets no keys. `instead` is what helps beside another provider."""
+    return (
+        f"{machine} is a machine of a stranger, who could read the keys of {bucket} and what is there; "
+        f"choose another provider{instead}"
+    )
 
 
 def overlap(one: Bucket, other: Bucket) -> bool:

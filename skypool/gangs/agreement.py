@@ -80,7 +80,7 @@ def turn(before: int, step: int, offer: Offer | None, waited: float) -> Literal[
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a node tells of its ranks of one gang.
+    """The answer of a node about its ranks of one gang.
 
     Attributes:
         round: the round of the owner that it answers; 0 if it was not asked.

@@ -308,7 +308,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How far the ranks of a gang on one node are, with a notice for one of its machines.
+    """The report of a node on how far its ranks of a gang are, when there is a notice for one of the gang's machines.
 
     Attributes:
         calls: the ids of these ranks.

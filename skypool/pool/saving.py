@@ -16,8 +16,8 @@ from skypool import events
 from skypool.buckets import temporary, unfinished
 from skypool.buckets.bucket import with_values
 from skypool.data import left_uploads
-from skypool.data.data_asked import DataFolder, check_offers
-from skypool.data.save_asked import SaveFolder
+from skypool.data.data_asked import PUBLIC, DataFolder, check_offers
+from skypool.data.save_asked import SaveFolder, refused_to_stranger
 from skypool.drivers.bucket_identity import Identifies
 from skypool.drivers.contract import Driver
 from skypool.errors import ConnectionLost, SkypoolError, TransferError, UsageError
@@ -149,10 +149,9 @@ class Saving:
         )  # fmt: skip
 
     def _tell_data(self, node: int, order: Order, now: FolderState) -> None:
-        phase = "fetching" if now.phase == "restoring" else now.phase
         self._life.emit(
             events.DataFetched(
-                pool=self._life.pool, node=node, folder=now.id, url=order.url, phase=phase, files=now.restored,
+                pool=self._life.pool, node=node, folder=now.id, url=order.url, phase=now.phase, files=now.restored,
                 bytes=now.restored_bytes, wanted=now.wanted, wanted_bytes=now.wanted_bytes, checked=now.checked,
                 trouble=now.trouble, aside=now.aside,
             )
@@ -183,7 +182,8 @@ class Saving:
             ConnectionLost: the node is lost.
         """
         if self._trust_levels.is_stranger(node):
-            raise UsageError(refused_to_stranger(f"node {node}", [*folders.values()]))
+            first = next(iter(folders.values()))
+            raise UsageError(refused_to_stranger(f"node {node}", first.bucket))
         try:
             left_uploads.note(self._run(), [each.bucket for each in folders.values()])
         except OSError as e:
@@ -221,10 +221,7 @@ class Saving:
         """
         keyed = next((each for each in folders.values() if each.values), None)
         if keyed is not None and self._trust_levels.is_stranger(node):
-            raise UsageError(
-                f"node {node} is a machine of a stranger, who could read the keys of {keyed.bucket}; choose another "
-                "provider, or data that is public"
-            )
+            raise UsageError(refused_to_stranger(f"node {node}", keyed.bucket, PUBLIC))
         parts = self._ship(node)
         self._await_back(
             node,
@@ -283,8 +280,7 @@ class Saving:
             if time.monotonic() - told >= _AGAIN:
                 told = time.monotonic()
                 for other, id_ in waiting:
-                    if link := self._connections.links.get(other):
-                        _send(link, {"do": "share", "id": id_, "nodes": count})
+                    self._send_to(other, {"do": "share", "id": id_, "nodes": count})
             with self._news:
                 self._news.wait(_AGAIN / 4)
 
@@ -506,20 +502,18 @@ class _Arrivals:
             self._failures = 0
         self._came, self._files = came, state.restored
         self._trouble = state.trouble or self._trouble
+        if self._failures >= _FAILURES:
+            return self._trouble or "files break off again and again"
         is_late = time.monotonic() - self._at >= _TO_RESTORE
-        return (
-            (self._trouble or "files break off again and again")
-            if self._failures >= _FAILURES
-            else (self._trouble if is_late else "")
-        )
+        return self._trouble if is_late else ""
 
 
 def check_plan(terms: Terms, plan: Plan, drivers: Sequence[Driver], data: Sequence[DataFolder] = ()) -> None:
     """Raise UsageError if folders cannot be saved on what would be rented, or cannot have data.
 
-    That is so for machines of strangers, for machines that are rented without the identity that a bucket needs, for
-    keys that expire before the pool must end, for disks that are too small, or if the time for what is left at the end
-    is over a fifth of what budget or lifetime allow.
+    Machines of strangers are refused, and those without the identity that a bucket needs. So are keys that expire
+    before the pool must end, and disks that are too small. The time for what is left at the end must be at most a fifth
+    of what budget or lifetime allow.
 
     Args:
         data: the folders of data, as `examined` has found them.
@@ -532,7 +526,7 @@ def check_plan(terms: Terms, plan: Plan, drivers: Sequence[Driver], data: Sequen
         return
     for each in plan.offers:
         if (terms.trust or each.trust) != "full":
-            raise UsageError(refused_to_stranger(f"{each.provider} {each.instance_type}", terms.save))
+            raise UsageError(refused_to_stranger(f"{each.provider} {each.instance_type}", terms.save[0].bucket))
     check_identity(terms.save, {each.provider for each in plan.offers if each.usd_per_hour}, drivers)
     limits = [] if terms.lifetime is None else [terms.lifetime]
     price = max(each.usd_per_hour for each in plan.offers) * terms.maximum
@@ -614,14 +608,6 @@ def check_lease(
                 f"{each.bucket} may last when this process is gone, so that machines could not save their last files; "
                 f"{way}{temporary.remedies(option)}"
             )
-
-
-def refused_to_stranger(machine: str, folders: Sequence[SaveFolder]) -> str:
-    """Return why a machine of a stranger cannot save folders."""
-    return (
-        f"{machine} is a machine of a stranger, who could read the keys of {folders[0].bucket} and what is there; "
-        "choose another provider"
-    )
 
 
 def _counted(state: FolderState) -> tuple[object, ...]:

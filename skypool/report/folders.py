@@ -26,7 +26,7 @@ _BACK_AFTER = (
 
 @dataclass(frozen=True, slots=True)
 class KeptFolder:
-    """What a node saved of a folder. Times are in seconds since 1970.
+    """A folder that a node saved. Times are in seconds since 1970.
 
     Attributes:
         events: its `FolderSaved` events, in order of time.
@@ -40,12 +40,12 @@ class KeptFolder:
 
     @property
     def back_at(self) -> float | None:
-        """When the folder was back, and calls could begin; None if that is not known."""
+        """The time when the folder was back, and calls could begin; None if that is not known."""
         return next((each.time for each in self.events if each.data["phase"] == "saving"), None)
 
     @property
     def saved_at(self) -> float | None:
-        """When a file was saved last, to ten seconds; None if none was."""
+        """The time when a file was saved last, to ten seconds; None if none was."""
         first = self.events[0]
         grown = [each for one, each in pairwise(self.events) if each.data["files"] > one.data["files"]]
         if grown:

@@ -20,7 +20,8 @@ from skypool.checks import gibibytes
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.console.event_text import span
 from skypool.data.data_asked import check_offers, data_asked, examined, far_apart
-from skypool.data.save_asked import SaveFolder, checked, is_inside, save_asked
+from skypool.data.local_files import is_inside, nested
+from skypool.data.save_asked import SaveFolder, checked, refused_to_stranger, save_asked
 from skypool.drivers import Driver
 from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers, SkypoolError, UsageError
 from skypool.files.project import Project, Survey, surveyed
@@ -29,7 +30,7 @@ from skypool.model import Offer
 from skypool.offers.need import drivers_asked
 from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
-from skypool.pool.saving import check_expiry, check_identity, check_lease, longest, refused_to_stranger
+from skypool.pool.saving import check_expiry, check_identity, check_lease, longest
 from skypool.pool.states import Phase
 from skypool.rental.budget import START, Budget, ceiling, start_words, usd_to_start
 from skypool.rental.ledger import Ledger
@@ -186,7 +187,7 @@ class WholeRun:
     def _check_data_paths(self) -> None:
         """Raise UsageError if a folder of data and the one that is fetched are inside each other."""
         for each in self._data:
-            if self._save and (is_inside(each.path, self._save) or is_inside(self._save, each.path)):
+            if self._save and nested(each.path, self._save):
                 raise UsageError(
                     f"{self._tell.option('data')}: {each.path} and {self._save}, which is fetched, are inside each "
                     "other; data is only read, so use another folder"
@@ -421,7 +422,9 @@ class WholeRun:
         """Raise UsageError if machines of strangers would have keys of buckets, or run several processes."""
         stranger = stranger_in(found)
         if self._buckets and stranger is not None:
-            raise UsageError(refused_to_stranger(f"{stranger.provider} {stranger.instance_type}", self._buckets))
+            raise UsageError(
+                refused_to_stranger(f"{stranger.provider} {stranger.instance_type}", self._buckets[0].bucket)
+            )
         if self._asked.is_gang and stranger is not None:
             nodes, procs, provider = map(self._tell.option, ("nodes", "procs", "provider"))
             raise UsageError(
