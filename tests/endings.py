@@ -41,7 +41,7 @@ from skypool.report import report
 from skypool.samples.journal import Journal
 from skypool.testing import FakeCloud
 from tests.conftest import eventually
-from tests.work import add, endless, nap
+from tests.work import add, endless, nap, stay
 
 WATCHERS = ("history", "logs", "samples", "metrics", "report", "console", "listener", "observers", "forwards")
 TROUBLES = ("raises", "hangs", "full")
@@ -373,7 +373,7 @@ def client(state: str, watchers: str, trouble: str, stays: str) -> None:
         kept = rows.started(lease=LEASE)
         print("ready", flush=True)
         if stays:
-            time.sleep(600)
+            stay()
         atexit.register(lambda: kept)  # the pool is there until the interpreter exits
         saboteur._stack.pop_all()  # what is broken stays so
 

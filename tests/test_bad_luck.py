@@ -934,6 +934,7 @@ def _client(body: str, **popen: Any) -> subprocess.Popen[str]:
         """
         import os, sys, time
         import skypool as sky
+        from tests.work import stay
         @sky.compute
         def nap(seconds):
             time.sleep(seconds)
@@ -1071,7 +1072,7 @@ def test_a_second_ctrl_c_while_a_node_is_slow_to_end_says_no_more_than_that() ->
         with sky.ComputePool(name="slow-end", slots=1, console="plain") as pool:
             nap(0) >> pool
             print("busy", flush=True)
-            time.sleep(60)
+            stay()
         """,
         stderr=subprocess.PIPE,
     )

@@ -306,14 +306,15 @@ def test_tags_that_several_machines_did_not_get_are_renewed_the_next_time(cloud:
 # --- a client that is interrupted ------------------------------------------------------------------------------
 
 CLIENT = """
-import sys, time
+import sys
 import skypool as sky
 from skypool.testing import FakeCloud
+from tests.work import stay
 
 with sky.ComputePool(FakeCloud(sys.argv[1]), nodes=2, name="train", lease="10m", console="plain") as pool:
     pool.submit(int).result()
     print("at work", flush=True)
-    time.sleep(60)
+    stay()
 """
 
 
@@ -515,15 +516,16 @@ def test_an_interrupt_while_a_pool_is_taken_over_ends_nothing(cloud: FakeCloud, 
 
 
 LEFT = """
-import sys, time
+import sys
 import skypool as sky
 from skypool.testing import FakeCloud
+from tests.work import stay
 
 budget = sky.Budget(float(sys.argv[2])) if sys.argv[2:] else None
 with sky.ComputePool(FakeCloud(sys.argv[1]), name="train", lease="30s", budget=budget, console="plain") as pool:
     pool.submit(int).result()
     print("at work", flush=True)
-    time.sleep(60)
+    stay()
 """
 
 
