@@ -52,22 +52,23 @@ _serving: list[tuple[str, socketserver.TCPServer]] = []
 hear_signals()
 
 LONGEST = """
-    aws runpod ssh run slots gcp_compute gcp_tpu container gangs replay recording vastai rental image_lab bad_luck
-    prove hostile_nodes verda second_user_ports quote first_hour services troubleshooting slices bundle recipes
-    userdata pauses bootstrap spot driver_kit joblib resize remote aws_prove executor lab least_billed gce_pools nets
-    lab_tpu guides gcp_groups observers network_check image_script house cli_shell lab_aws vastai_pools pool ledger
-    large tpu_pools jupyter own_name mixed lab_gce tracebacks full_disk darwin driver_contract trust broadcast
-    paid_examples aws_permissions runpod_pools published forward gcp_prices reaper aws_failover aws_pools verda_pools
-    spot_lab gang_node fuzz console gang_decisions fake_cloud aws_schema spawned link lab_verda gcp_prove ranking
-    lab_vastai cli_money interrupts metrics otlp testing_page sizing gcp_permissions docs_architecture cli_accelerators
-    resize_lab gcp_tpu_schema bills travel usercode
+    aws runpod ssh save run slots gcp_compute gcp_tpu container gangs replay recording vastai rental image_lab
+    bad_luck prove hostile_nodes verda second_user_ports quote first_hour services troubleshooting slices bundle
+    recipes userdata pauses bootstrap spot driver_kit joblib resize remote aws_prove executor lab least_billed
+    gce_pools nets lab_tpu guides gcp_groups observers network_check image_script house cli_shell lab_aws
+    vastai_pools pool ledger large tpu_pools jupyter own_name mixed lab_gce tracebacks full_disk darwin
+    driver_contract trust broadcast paid_examples aws_permissions runpod_pools published forward gcp_prices reaper
+    aws_failover aws_pools verda_pools spot_lab gang_node fuzz console gang_decisions fake_cloud aws_schema spawned
+    link lab_verda gcp_prove ranking lab_vastai cli_money interrupts metrics otlp testing_page sizing
+    gcp_permissions docs_architecture cli_accelerators resize_lab gcp_tpu_schema bills travel usercode
 """.split()  # noqa: SIM905 - as a list it is 35 lines and says no more
 """Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
 LONGEST_SLOW = """
-    aws_pools soak ends aws_failover gce_pools vastai_pools tpu_pools verda_pools replay runpod_pools remote dask
-    skypilot_aws prove aws_prove fuzz recording files_lab guides stacks prove_labs driver_kit gcp_permissions awscli
-    ssh linger troubleshooting gangs nets libcloud_ec2 bad_luck gcp_groups slots recipes google_tpu observers rental
-    otlp image_script gcp_tpu image_lab network_check libcloud_gce hostile_nodes house
+    checkpoints_soak drains_soak aws_pools save soak save_lab ends data_lab aws_failover gce_pools vastai_pools
+    tpu_pools verda_pools replay runpod_pools remote dask skypilot_aws prove aws_prove fuzz recording files_lab
+    guides stacks prove_labs driver_kit gcp_permissions awscli ssh linger troubleshooting gangs nets libcloud_ec2
+    bad_luck gcp_groups slots recipes google_tpu observers rental otlp image_script gcp_tpu image_lab network_check
+    libcloud_gce hostile_nodes house
 """.split()  # noqa: SIM905 - the same
 """The same of their slow tests."""
 

@@ -261,6 +261,7 @@ def test_nobody_waits_for_what_is_saved_nowhere() -> None:
         sky.saved("out").flush()
 
 
+@pytest.mark.slow
 def test_all_is_saved_before_the_lifetime_is_over(place: Path) -> None:
     began = time.monotonic()
     made = pool(place, max_lifetime=24, drain=4)
@@ -302,6 +303,7 @@ CLIENT = """
 """
 
 
+@pytest.mark.slow
 def test_a_node_whose_client_is_killed_saves_what_is_left(place: Path) -> None:
     client = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(CLIENT), str(place)], stdout=subprocess.PIPE,
@@ -329,6 +331,7 @@ def processes_in(pool: str, words: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_node_whose_agent_is_killed_saves_what_is_left(place: Path) -> None:
     made = pool(place, name="agent-killed")
     with pytest.raises(sky.ConnectionLost), made:

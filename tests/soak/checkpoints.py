@@ -576,8 +576,8 @@ class Done:
     troubles: list[str] = field(default_factory=list[str])
 
 
-def soak(times: int, seed: int, kinds: Sequence[str] = KINDS, kept: Path | None = None) -> Done:
-    """Have so many faults, spread equally over the kinds; two of one kind in each world.
+def soak(times: int, seed: int, kinds: Sequence[str] = KINDS, kept: Path | None = None, each_world: int = 2) -> Done:
+    """Have so many faults, spread equally over the kinds; so many of one kind in each world.
 
     Args:
         kept: a folder for the worlds in which something was wrong; None to keep none.
@@ -591,7 +591,7 @@ def soak(times: int, seed: int, kinds: Sequence[str] = KINDS, kept: Path | None 
             number += 1
             began = time.monotonic()
             with places.world(kind, number, random.Random(f"{seed} {number} {kind}")) as world:
-                trouble = lived(world, kind, min(2, times - sum(done.faults.values())))
+                trouble = lived(world, kind, min(each_world, times - sum(done.faults.values())))
                 if trouble and kept is not None:
                     with contextlib.suppress(shutil.Error):  # sockets
                         shutil.copytree(world.folder, kept / f"{seed}-{number}-{kind}", True, dirs_exist_ok=True)
@@ -678,6 +678,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="what happens when; processes add chance")
     parser.add_argument("--times", type=int, default=300, help="the number of faults")
+    parser.add_argument("--each-world", type=int, default=2, help="the number of faults in each world")
     parser.add_argument("--kinds", default=",".join(KINDS), help="the kinds of faults, with commas between them")
     parser.add_argument("--kept", type=Path, help="a folder for the worlds in which something was wrong")
     parser.add_argument("--client", help=argparse.SUPPRESS)
@@ -694,7 +695,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {*kinds} & {*CLOCK} and (why := _clocks.missing()):
         print(f"no clock is moved: {why}")
         kinds = [each for each in kinds if each not in CLOCK]
-    done = soak(asked.times, asked.seed, kinds, asked.kept)
+    done = soak(asked.times, asked.seed, kinds, asked.kept, asked.each_world)
     for kind, count in done.worlds.items():
         print(f"{kind:8} {count} worlds, {done.faults[kind]} faults")
     print(
