@@ -1,150 +1,224 @@
-"""Evaluator of AWS IAM policies: what AWS decides on a request, by the order that its documentation gives.
+"""Evaluator of AWS IAM policies: what AWS decides on a request, by the rules that its documentation gives.
 
     decide(Request("s3:GetObject", "arn:aws:s3:::b/x", {}), identity=[policy])  # "allow"
 
-The pages are of https://docs.aws.amazon.com/IAM/latest/UserGuide/, read on 2026-11-30 in public copies. Of March 2026:
-reference_policies_variables and reference_policies_elements_ resource and notprincipal. Undated, but after 2024:
-reference_policies_evaluation-logic_policy-eval-denyallow and reference_policies_elements_condition_operators. Of June
-2023: reference_policies_grammar, reference_policies_multi-value-conditions, access_policies_boundaries, and elements
-action, notaction, notresource, principal, condition and version.
-
-An explicit deny in any policy wins. Then an SCP must allow, if there are SCPs. Then a resource-based policy of the same
-account counts by the principal that it names:
-
-- The user or role session that asks, or "*": allowed, whatever identity, boundary and session policies leave out.
-- The role of the session: like an identity policy that allows, so boundary and session policies must allow, too.
-- The account: nothing is added, as the account's identity policies decide. A Deny applies to all its principals.
-
-Then identity policies, boundary and session policies must all allow. sts:GetCallerIdentity needs no permission, and no
-Deny prevents it (https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html).
-
-What is not covered is refused with ValueError where it shows: other principals than users and role sessions, other
-accounts, trust and key policies. `scp` is one level of an organization.
+The rules are of https://docs.aws.amazon.com/IAM/latest/UserGuide/, read on 2026-11-30 in public copies of June 2023 to
+March 2026: reference_policies_ grammar, variables, multi-value-conditions, evaluation-logic_policy-eval-denyallow and
+elements_*, and access_policies_boundaries. What is not covered is refused with ValueError where it shows: principals
+other than users and role sessions, other accounts, trust and key policies, BinaryEquals, and dates without a time.
+Resource control policies are not covered, either.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
 from functools import partial
+from ipaddress import ip_address, ip_network
+from operator import eq, ge, gt, le, lt
 from typing import Any, Literal
 
-from tests.lab import iam_conditions
-from tests.lab.iam_conditions import Context, Test, require, values
-
 Decision = Literal["allow", "explicit deny", "implicit deny"]
-Reach = Literal["self", "role", "account", ""]
 Policy = Mapping[str, Any]
-_ELEMENTS = {"Sid", "Effect", "Condition"} | {
-    f"{prefix}{name}" for prefix in ("", "Not") for name in ("Principal", "Action", "Resource")
+Context = Mapping[str, str | list[str]]
+Test = Callable[[str], bool]
+_ASKING = r"arn:aws[a-z-]*:(iam|sts)::\d{12}:(user|assumed-role/[\w+=,.@-]+)/[\w+=,.@/-]+"
+_PRINCIPAL = rf"\*|\d{{12}}|{_ASKING}|arn:aws[a-z-]*:(iam|sts)::\d{{12}}:(root|(role|federated-user)/[\w+=,.@/-]+)"
+_NUMBER = r"[+-]?\d+(\.\d+)?"
+_DATE = r"\d{5,}|\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)"  # seconds since 1970, or ISO 8601
+_FORMS = {  # what a policy's string must be; variables stand after the fifth colon of a Resource only
+    "Action": (r"\*|[\w-]+:[\w*?]+", "an action such as ec2:Describe*"),
+    "Resource": (r"\*|arn:[^:$]+:[^:*?$]+:[^:$]*(:[^:$]*(:.*)?)?", "an ARN that Resource may have"),
+    "arn": (r"arn:((\$\{[^{}]*\}|[^:$])*:){4}.*", "a pattern for the six parts of an ARN"),
 }
-_PRINCIPAL = re.compile(
-    r"arn:aws[a-z-]*:(?:iam|sts)::(?P<account>\d{12}):(?:(?P<root>root)|(?:user|federated-user)/[\w+=,.@/-]+"
-    r"|role/(?:[\w+=,.@-]+/)*(?P<role>[\w+=,.@-]+)|assumed-role/(?P<assumed>[\w+=,.@-]+)/[\w+=,.@-]+)"
-)
+
+
+def _require(condition: object, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. An API call that touches several resources is one request for each of them.
-
-    Attributes:
-        action: Such as "ec2:RunInstances".
-        resource: An ARN; "*" for an action that has no resources.
-        context: Values of condition keys; a list for a key with several values. The case of keys does not matter.
-        principal: The ARN of the user or role session that asks.
-    """
+    """One request of a user or role session. A call that touches several resources is one request for each of them."""
 
     action: str
-    resource: str
-    context: Context
+    resource: str  # an ARN; "*" for an action that has no resources
+    context: Context  # values of condition keys, whose case does not matter; a list for a key with several values
     principal: str = "arn:aws:iam::123456789012:user/alice"
 
     def __post_init__(self) -> None:
-        require(re.fullmatch(r"[\w-]+:\w+", self.action), f"{self.action!r} is not one action")
-        require(re.fullmatch(r"\*|arn(:[^:]*){4}:.+", self.resource), f"{self.resource!r} is neither an ARN nor *")
-        require(re.search(r":(user|assumed-role)/", self.principal), f"{self.principal!r} is no user or role session")
-        accounts = {self.resource.split(":")[4] if ":" in self.resource else "", _parse(self.principal)["account"]}
-        require(len([each for each in accounts if each.isdigit()]) == 1, f"{self} is a request to another account")
-        require(len({key.lower() for key in self.context}) == len(self.context), "keys differ in their case only")
+        _require(re.fullmatch(r"[\w-]+:\w+", self.action), f"{self.action!r} is not one action")
+        _require(re.fullmatch(r"\*|arn(:[^:]*){4}:.+", self.resource), f"{self.resource!r} is neither an ARN nor *")
+        _require(re.fullmatch(_ASKING, self.principal), f"{self.principal!r} is no user or role session")
+        accounts = {arn.split(":")[4] for arn in (self.resource, self.principal) if arn != "*"}
+        _require(len([each for each in accounts if each.isdigit()]) == 1, f"{self} is a request to another account")
+        _require(len({key.lower() for key in self.context}) == len(self.context), "keys differ in their case only")
 
 
-def _parse(principal: str) -> dict[str, Any]:
-    match = _PRINCIPAL.fullmatch(f"arn:aws:iam::{principal}:root" if re.fullmatch(r"\d{12}", principal) else principal)
-    if not match:
-        raise ValueError(f"{principal!r} is not a principal that this evaluator knows")
-    return match.groupdict()
+def _strings(value: object) -> list[str]:
+    """Return a JSON string, number or boolean, or a list of these, as strings."""
+    each = value if isinstance(value, list) else [value]
+    _require(each and all(isinstance(one, str | int | float) for one in each), f"{value!r} is not a list of strings")
+    return [one if isinstance(one, str) else json.dumps(one) for one in each]
 
 
-def _fit(named: str, principal: str) -> Reach:
-    """Return which part of a principal a policy names: all of it, its role or its account; "" for none."""
-    if named in ("*", principal):
-        return "self"
-    other, own = _parse(named), _parse(principal)
-    if other["account"] != own["account"]:
-        return ""
-    if other["root"]:
-        return "account"
-    return "role" if other["role"] and other["role"] == own["assumed"] else ""
+def _pattern(text: str, context: Context, kind: str) -> Test:
+    """Return the test that a policy's string stands for. With a variable that has no value it matches nothing.
+
+    Wildcards match all characters; none in the kinds "exact" and "caseless". In "arn" they match no colons before the
+    sixth part; in "Resource" no colons at all, except for a `*` that ends a part, which goes on across colons.
+    """
+    form, what = _FORMS.get(kind, (".*", ""))
+    _require(re.fullmatch(form, text, re.DOTALL), f"{text!r} is not {what}")
+    regex, colons = "", 0
+    for token in re.finditer(r"\$\{(?P<name>[^,'{}]+)(, '(?P<default>[^']*)')?\}|\$\{|.", text, re.DOTALL):
+        if token[0].startswith("${"):
+            name = token["name"] or ""
+            value = name if name in ("*", "?", "$") else context.get(name.lower())
+            if not name or isinstance(value, list):
+                raise ValueError(f"{text!r} has a ${{ that does not end, or is not a variable with one value")
+            value = value or token["default"]
+            regex += "(?!)" if value is None else re.escape(value)
+        elif token[0] in ("*", "?") and kind not in ("exact", "caseless"):
+            ends_part = token[0] == "*" and text[token.end() :][:1] in ("", ":")
+            crosses = {"arn": colons >= 5, "Resource": ends_part}.get(kind, True)
+            regex += ("." if crosses else "[^:]") + token[0].replace("?", "")
+        else:
+            colons += token[0] == ":"
+            regex += re.escape(token[0])
+    flags = re.DOTALL | (re.IGNORECASE if kind in ("Action", "caseless") else 0)
+    return lambda value: re.fullmatch(regex, value, flags) is not None
 
 
-def _reach(statement: Policy, principal: str, resource_based: bool, bounded: bool) -> Reach:
-    """Return by which part of the principal that asks a statement applies to it; "" if it does not."""
-    elements = [each for each in ("Principal", "NotPrincipal") if each in statement]
-    require(len(elements) == resource_based, f"{statement}: resource-based policies name principals, others do not")
-    if not elements:
-        return "self"
-    block = {"AWS": "*"} if statement[elements[0]] == "*" else statement[elements[0]]
+def _compared(form: str, read: Callable[[str], Any], compare: Callable[..., bool], text: str, _: Context) -> Test:
+    """Return the test of a value that is compared, as is the policy's string, by what both of them mean."""
+
+    def parsed(text: str) -> Any:
+        _require(re.fullmatch(form, text), f"{text!r} does not have the form {form}")
+        return read(text)
+
+    bound = parsed(text)
+    return lambda value: compare(parsed(value), bound)
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromtimestamp(int(text), UTC) if text.isdigit() else datetime.fromisoformat(text)
+
+
+def _within(text: str, _: Context) -> Test:
+    _require("/" in text or ":" not in text, f"{text!r} needs a prefix: the documented default, /32, is not for IPv6")
+    network = ip_network(text)
+    return lambda value: ip_address(value) in network
+
+
+_COMPARE = {"Equals": eq, "LessThan": lt, "LessThanEquals": le, "GreaterThan": gt, "GreaterThanEquals": ge}
+_OPERATORS: dict[str, Callable[[str, Context], Test]] = {
+    "StringEquals": partial(_pattern, kind="exact"),
+    "StringEqualsIgnoreCase": partial(_pattern, kind="caseless"),
+    "StringLike": partial(_pattern, kind="any"),
+    "ArnEquals": partial(_pattern, kind="arn"),
+    "ArnLike": partial(_pattern, kind="arn"),
+    "IpAddress": _within,
+    "Bool": partial(_compared, "true|false", str, eq),
+    **{f"Numeric{name}": partial(_compared, _NUMBER, Decimal, compare) for name, compare in _COMPARE.items()},
+    **{f"Date{name}": partial(_compared, _DATE, _moment, compare) for name, compare in _COMPARE.items()},
+}
+
+
+def _holds(operator: str, found: str | list[str] | None, wanted: list[str], context: Context) -> bool:
+    """Return True if a condition on one key holds. `found` is the context's value; None if the key is missing."""
+    given = [] if found is None else found if isinstance(found, list) else [found]
+    if operator == "Null":
+        return _holds("Bool", json.dumps(not any(given)), wanted, context)
+    match = re.fullmatch(r"(ForAllValues:|ForAnyValue:)?(\w+?)(IfExists)?", operator)
+    quantifier, name, if_exists = match.groups() if match else ("", operator, "")
+    base = re.sub("(?<!Than)Not(?=Equals|Like|Ip)", "", name)
+    negated = base != name
+    _require(base in _OPERATORS, f"{operator!r} is not a condition operator that this evaluator knows")
+    _require(quantifier or not isinstance(found, list), f"{operator} needs ForAllValues: or ForAnyValue: for {found}")
+    tests = [_OPERATORS[base](each, context) for each in wanted]
+    if found is None and (if_exists or not quantifier):
+        return bool(if_exists) or negated
+    if quantifier and not any(given):  # the key is missing, or its values are empty
+        return bool(quantifier == "ForAllValues:")
+    met = [any(test(value) for test in tests) != negated for value in given]
+    return any(met) if quantifier == "ForAnyValue:" else all(met)
+
+
+def _listed(statement: Policy, element: str) -> tuple[bool, Any]:
+    """Return True if a statement has the Not form of an element, and the value of the form that it has."""
+    negated = f"Not{element}" in statement
+    _require(negated != (element in statement), f"{statement} needs one of {element} and Not{element}")
+    return negated, statement[f"Not{element}" if negated else element]
+
+
+def _applies(statement: Policy, request: Request, context: Context) -> bool:
+    """Return True if a statement covers action and resource of a request, and its conditions are met."""
+    met = []
+    for element, value in (("Action", request.action), ("Resource", request.resource)):
+        negated, listed = _listed(statement, element)
+        covered = [_pattern(each, context, element)(value) for each in _strings(listed)]
+        met.append(any(covered) != negated)
+    conditions = statement.get("Condition", {})
+    known = isinstance(conditions, Mapping) and all(isinstance(keys, Mapping) for keys in conditions.values())
+    _require(known, f"{conditions} are not conditions")
+    for operator, keys in conditions.items():
+        met += [_holds(operator, context.get(key.lower()), _strings(wanted), context) for key, wanted in keys.items()]
+    return all(met)
+
+
+def _reach(statement: Policy, principal: str, bounded: bool) -> str:
+    """Return which part of the principal that asks a statement is for: "self", "role" or "account"; "" if for none."""
+    negated, block = _listed(statement, "Principal")
+    block = {"AWS": "*"} if block == "*" else block
     known = isinstance(block, Mapping) and block and block.keys() <= {"AWS", "Service"}
-    require(known, f"{block}: this evaluator knows AWS and Service only")
-    fits = {_fit(each, principal) for each in values(block["AWS"])} if "AWS" in block else set()
-    if elements == ["Principal"]:
-        reaches: tuple[Reach, ...] = ("self", "role", "account")
-        found: list[Reach] = [each for each in reaches if each in fits]
-        return found[0] if found else ""
-    require(statement["Effect"] == "Deny", f"{statement}: NotPrincipal must be used with Deny")
+    _require(known, f"{block}: this evaluator knows AWS and Service only")
+    named = _strings(block["AWS"]) if "AWS" in block else []
+    _require(all(re.fullmatch(_PRINCIPAL, each) for each in named), f"{named}: not principals this evaluator knows")
+    account, kind, name = re.split("[:/]", principal)[4:7]
+    parts = {"self": rf"\*|{re.escape(principal)}"}
+    if kind == "assumed-role":
+        parts["role"] = rf"arn:[^:]+:iam::{account}:role/(.+/)?{re.escape(name)}"
+    parts["account"] = rf"{account}|arn:[^:]+:iam::{account}:root"
+    fits = [part for part, form in parts.items() if any(re.fullmatch(form, each) for each in named)]
+    if not negated:
+        return fits[0] if fits else ""
+    _require(statement["Effect"] == "Deny", f"{statement}: NotPrincipal must be used with Deny")
     if bounded:  # such a statement denies every principal that has a permissions boundary
         return "self"
-    parts = {"self", "account", "role"} if _parse(principal)["assumed"] else {"self", "account"}
-    require(fits >= parts or not fits & {"self", "role"}, f"{block} must name all of {sorted(parts)} of {principal}")
-    return "" if fits >= parts else "self"
+    _require(fits in ([*parts], ["account"], []), f"{block} must name all of {[*parts]} of {principal}")
+    return "" if fits == [*parts] else "self"
 
 
-def _covers(statement: Policy, element: str, make: Callable[[str], Test], value: str) -> bool:
-    """Return True if Action or Resource, or its Not form, covers a value."""
-    negated = f"Not{element}" in statement
-    require(negated != (element in statement), f"{statement} needs one of {element} and Not{element}")
-    covered = [make(each)(value) for each in values(statement[f"Not{element}" if negated else element])]
-    return any(covered) != negated
-
-
-def _applying(kind: str, policies: Sequence[Policy], request: Request, bounded: bool) -> set[tuple[str, Reach]]:
+def _effects(kind: str, policies: Sequence[Policy], request: Request, bounded: bool) -> set[tuple[str, str]]:
     """Return effect and reach of each statement that applies. All are evaluated, so a mistake in any one is found."""
     context = {key.lower(): value for key, value in request.context.items()}
-    found: set[tuple[str, Reach]] = set()
+    elements = {"Sid", "Effect", "Condition", "Action", "NotAction", "Resource", "NotResource"}
+    elements |= {"Principal", "NotPrincipal"} if kind == "resource" else set()
+    optional = {"Version", "Id"} if kind == "resource" else {"Version"}
+    found = set()
     for policy in policies:
         version = policy.get("Version", "2008-10-17")
-        require(version in ("2008-10-17", "2012-10-17"), f"{version!r} is not a version of the policy language")
-        optional = {"Version", "Id"} if kind == "resource" else {"Version"}
-        require(policy.keys() - optional == {"Statement"}, f"an unknown element is in {policy}, or it has no Statement")
-        lookup = partial(iam_conditions.variable, context) if version == "2012-10-17" else None
-        statements = policy["Statement"]
-        for statement in statements if isinstance(statements, list) else [statements]:
-            known = isinstance(statement, Mapping) and statement.keys() <= _ELEMENTS
-            require(known, f"{statement} is not a statement, or has an unknown element")
-            effect, conditions = str(statement.get("Effect")), statement.get("Condition", {})
-            require(effect in ("Allow", "Deny"), f"{statement} neither allows nor denies")
-            reach = _reach(statement, request.principal, kind == "resource", bounded)
-            unclear = (effect, reach) == ("Allow", "account") and "aws:principalarn" in str(conditions).lower()
-            require(not unclear, f"{statement}: it is not documented what an account with aws:PrincipalArn grants")
-            applies = [
-                _covers(statement, "Action", iam_conditions.action, request.action),
-                _covers(statement, "Resource", partial(iam_conditions.resource, lookup=lookup), request.resource),
-                iam_conditions.meets(context, conditions, lookup),
-            ]
-            if reach and all(applies):
-                found.add((effect, reach))
+        known = version in ("2008-10-17", "2012-10-17") and policy.keys() - optional == {"Statement"}
+        _require(known, f"{policy} has an unknown version or element, or no Statement")
+        statements = policy["Statement"] if isinstance(policy["Statement"], list) else [policy["Statement"]]
+        if version == "2008-10-17":  # it has no variables
+            statements = json.loads(json.dumps(statements).replace("$", "${$}"))
+        for statement in statements:
+            known = isinstance(statement, Mapping) and statement.keys() <= elements
+            _require(known, f"{statement} has an unknown element, or only resource-based policies name principals")
+            _require(statement.get("Effect") in ("Allow", "Deny"), f"{statement} neither allows nor denies")
+            reach = _reach(statement, request.principal, bounded) if kind == "resource" else "self"
+            effect = (statement["Effect"], reach)
+            unclear = effect == ("Allow", "account") and "aws:principalarn" in str(statement).lower()
+            _require(not unclear, f"{statement}: it is not documented what an account with aws:PrincipalArn grants")
+            if _applies(statement, request, context) and reach:
+                found.add(effect)
     return found
 
 
@@ -157,35 +231,23 @@ def decide(
     boundary: Sequence[Policy] | None = None,
     scp: Sequence[Policy] | None = None,
 ) -> Decision:
-    """Return what AWS decides on a request within one account.
+    """Return what AWS decides, by policies of the user (with its groups) or role, and of the resource.
 
-    Args:
-        request: What is asked, by whom.
-        identity: Policies of the user and its groups, or of the role.
-        resource: Policies of the resource that is asked for.
-        session: Session policies; None if none were passed.
-        boundary: The permissions boundary; None if there is none.
-        scp: Service control policies of the account; None if it is in no organization.
-
-    Raises:
-        ValueError: A policy has something that this evaluator does not know, or the request is not covered.
+    Policies of a session, a permissions boundary and one level of service control policies are None if there are none.
     """
     own_rules = re.match(r"kms:|sts:assumerole", request.action, re.IGNORECASE)
-    require(not (resource and own_rules), "trust policies of roles and policies of KMS keys are not covered")
-    require(session is None or ":assumed-role/" in request.principal, f"{request.principal} is not a session")
+    _require(not (resource and own_rules), "trust policies of roles and policies of KMS keys are not covered")
+    _require(session is None or ":assumed-role/" in request.principal, f"{request.principal} is not a session")
     given = {"identity": identity, "resource": resource, "session": session, "boundary": boundary, "scp": scp}
-    found = {kind: _applying(kind, policies or (), request, boundary is not None) for kind, policies in given.items()}
-
-    def allows(kind: str) -> bool:
-        return given[kind] is None or ("Allow", "self") in found[kind]
-
-    if request.action.lower() == "sts:getcalleridentity":
+    found = {kind: _effects(kind, policies or (), request, boundary is not None) for kind, policies in given.items()}
+    allowing = {kind for kind, policies in given.items() if policies is None or ("Allow", "self") in found[kind]}
+    if request.action.lower() == "sts:getcalleridentity":  # needs no permission, and no Deny prevents it
         return "allow"
-    if any(effect == "Deny" for applying in found.values() for effect, _ in applying):
+    if any(effect == "Deny" for effects in found.values() for effect, _ in effects):
         return "explicit deny"
-    if not allows("scp"):
-        return "implicit deny"
-    if allows("resource"):
+    # A policy of the resource that names who asks, or "*", is limited by SCPs only. One that names the role of the
+    # session counts like an identity policy. One that names the account adds nothing.
+    granted = "identity" in allowing or ("Allow", "role") in found["resource"]
+    if "scp" in allowing and ("resource" in allowing or (granted and {"boundary", "session"} <= allowing)):
         return "allow"
-    granted = allows("identity") or ("Allow", "role") in found["resource"]
-    return "allow" if granted and allows("boundary") and allows("session") else "implicit deny"
+    return "implicit deny"
