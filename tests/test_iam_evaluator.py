@@ -556,6 +556,7 @@ def test_anybody_may_ask_who_he_is() -> None:
         ({"Condition": {"StringMatches": {"key": "a"}}}, "not a condition operator"),
         ({"Condition": {"stringequals": {"key": "a"}}}, "not a condition operator"),
         ({"Condition": {"BinaryEquals": {"key": "YQ=="}}}, "not a condition operator"),
+        ({"Condition": {"NumericLessThanNotEquals": {"key": "1"}}}, "not a condition operator"),
         ({"Condition": {"NotBool": {"key": "true"}}}, "not a condition operator"),
         ({"Condition": {"NumericNotLessThan": {"key": "1"}}}, "not a condition operator"),
         ({"Condition": {"NullIfExists": {"key": "true"}}}, "not a condition operator"),
