@@ -316,7 +316,7 @@ def test_a_process_that_takes_a_pool_over_says_that_it_renews_nothing(
     assert (objects.read(opened, "a"), objects.read(opened, "b")) == (b"1", b"2")
 
 
-LIFE = 16.0
+LIFE = 24.0
 
 
 @pytest.mark.slow
@@ -339,7 +339,7 @@ def test_credentials_are_renewed_for_three_times_their_life_and_found_nowhere(
             there = {each["Key"] for each in owner.list_objects_v2(Bucket="models").get("Contents", ())}
             return {each.removeprefix("runs/x/") for each in there if "/.skypool" not in each}
 
-        with pool(tmp_path, name="renewed", save={"out": bucket}, lease=6, drain=20) as made:
+        with pool(tmp_path, name="renewed", save={"out": bucket}, lease=12, drain=20) as made:
             told = heard(made)
             began, number = time.monotonic(), 0
             while time.monotonic() - began < 3 * LIFE:
