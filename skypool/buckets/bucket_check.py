@@ -81,7 +81,7 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Buck
         if exists:
             with suppress(BaseError, OSError):  # the findings say so
                 obstore.delete(opened, name)
-    if bucket.scheme == "s3":
+    if bucket.scheme != "file":
         yield _left_over(bucket, variables, named or bucket)
         if bucket.keys and bucket.prefix:
             yield _outside(bucket, variables)

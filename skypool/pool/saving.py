@@ -560,7 +560,7 @@ def check_expiry(
         left = (each.expires - datetime.now(UTC)).total_seconds()
         if left < seconds:
             runs = f"{seconds / 3600:.1f} hours" if seconds < math.inf else "for any time"
-            ways = temporary.remedies(option)
+            ways = temporary.remedies(each.bucket, option)
             if isinstance(each, DataFolder):
                 ways = f"log in again, or name keys that do not expire as {option('keys')}"
             raise UsageError(
@@ -606,7 +606,7 @@ def check_lease(
             raise UsageError(
                 f"{given} is longer than the {each.issuer.shortest:.0f} s for which temporary credentials of "
                 f"{each.bucket} may last when this process is gone, so that machines could not save their last files; "
-                f"{way}{temporary.remedies(option)}"
+                f"{way}{temporary.remedies(each.bucket, option)}"
             )
 
 
