@@ -92,7 +92,8 @@ def login() -> Any:
     try:
         found, _ = google.auth.default(scopes=[SCOPE])
     except GoogleAuthError as e:
-        raise UsageError(f"this computer has no login for Google Cloud ({one_line(str(e), 200)}); {LOG_IN}") from e
+        why = one_line(str(e), 300).partition(". ")[0]
+        raise UsageError(f"this computer has no login for Google Cloud ({why}); {LOG_IN}") from e
     return found
 
 

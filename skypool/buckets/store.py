@@ -27,8 +27,8 @@ PATIENCE = 10.0
 """Seconds after which a request that has no answer has failed."""
 USUAL_REGION = "us-east-1"
 """What stores with the protocol of S3 expect that have no regions."""
-_LOGINS = "http://169.254.169.254/"
-"""Where machines of clouds get a login."""
+_LOGINS = "http://169.254.169.254/", "/computeMetadata/"
+"""Where machines of clouds get a login, as it is in errors."""
 _AT_ONCE = timedelta(seconds=1)
 """The life of credentials that may be replaced at any time. obstore asks again for those that expire soon."""
 _CODE = re.compile(r"<Code>([\w.]{1,80})</Code>|\(code: ([\w.]{1,80})\)")
@@ -269,7 +269,7 @@ def trouble(error: Exception) -> Trouble:
         return Trouble(*_MEANINGS["PermanentRedirect"])
     if "External" in text and "credential provider" in text:
         return Trouble("the login of this computer has failed or expired", "log in again")
-    if _LOGINS in text:  # the last place where a login is looked for
+    if any(each in text for each in _LOGINS):  # the last place where a login is looked for
         return Trouble(NO_LOGIN, "log in, or name keys")
     bare = next((code for status, code in _STATUSES.items() if status in text), "")
     code = (found[1] or found[2]) if found else bare
