@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -122,9 +124,9 @@ def test_without_a_login_it_says_how_to_log_in_or_what_else_helps(
 ) -> None:
     gcs.log_out(monkeypatch, tmp_path)
     bucket = Bucket("gs://models/x")
-    with pytest.raises(UsageError, match="no login for Google Cloud .*; run `gcloud auth application-default login`$"):
+    with pytest.raises(UsageError, match=r"no login for Google Cloud .*; run `gcloud auth application-default login`$"):
         store.opened(bucket)
-    with pytest.raises(UsageError, match="login`, or name keys .* keys=, or give the machines an identity"):
+    with pytest.raises(UsageError, match=r"login`, or name keys .* keys=, or give the machines an identity"):
         sky.ComputePool("local", save={"out": bucket})
 
 
@@ -199,7 +201,9 @@ def test_unfinished_uploads_are_listed_and_removed_below_the_prefix(cloud: gcs.C
     left = cloud.owner.list_multipart_uploads(Bucket="models")["Uploads"]
     assert [each["Key"] for each in left] == ["runs/other"]
     by_s3 = Bucket("gs://models/runs", cloud.endpoint, keys=HMAC)
-    assert unfinished.remove_all(by_s3, dict(zip(HMAC, ("owner", secret_of("owner")), strict=True)), found[0].began) == 1
+    assert (
+        unfinished.remove_all(by_s3, dict(zip(HMAC, ("owner", secret_of("owner")), strict=True)), found[0].began) == 1
+    )
     gone = unfinished_uploads.look(None, Bucket("gs://nothing/x", cloud.endpoint), removes=False)
     assert "NoSuchBucket" in gone.failures["gs://nothing/x"]
 
@@ -314,7 +318,9 @@ def test_what_a_machine_would_get_is_tried_before_anything_is_rented(cloud: gcs.
 
 
 def test_a_lease_that_outlives_a_token_without_a_client_is_refused(cloud: gcs.CloudStorage, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"longer than the 1\d\d\d s .* make lease= shorter, or name keys .* identity=") as e:
+    with pytest.raises(
+        UsageError, match=r"longer than the 1\d\d\d s .* make lease= shorter, or name keys .* identity="
+    ) as e:
         pool(tmp_path, save={"out": Bucket("gs://models/runs/x", cloud.endpoint)}, lease="1h").start()
     assert "role=" not in str(e.value)
 
@@ -425,3 +431,31 @@ def test_a_token_that_expires_three_times_in_the_middle_loses_nothing_and_is_fou
     said = "".join(capfd.readouterr())
     content = [said.encode(), *(each.read_bytes() for each in tmp_path.rglob("*") if each.is_file())]
     assert not [each for each in cloud.secrets if any(each in text for text in content)]
+
+
+# --- the command line ----------------------------------------------------------------------------------------
+
+
+def test_the_doctor_and_gc_take_such_a_bucket(cloud: gcs.CloudStorage, work: Path) -> None:
+    def skypool(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [
+            sys.executable,
+            "-m",
+            "skypool",
+            *words,
+            "--bucket",
+            "gs://models/runs/cli",
+            "--endpoint",
+            cloud.endpoint,
+        ]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60)
+
+    found = skypool("doctor")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "ok   temporary credentials: this computer's login makes some for 1 h" in found.stdout
+    assert "ok   outside of the prefix: the keys were refused" in found.stdout
+    cloud.owner.create_multipart_upload(Bucket="models", Key="runs/cli/a")
+    listed = skypool("gc")
+    assert listed.returncode == 0, listed.stdout + listed.stderr
+    assert "runs/cli/a" not in listed.stdout  # it is not a day old
+    assert cloud.owner.list_multipart_uploads(Bucket="models", Prefix="runs/cli/")["Uploads"]

@@ -30,7 +30,7 @@ EMAIL = f"{name_of(PLACE)}@{gcs.PROJECT}.iam.gserviceaccount.com"
 
 @pytest.fixture
 def account(
-    weed: stores.Store,  # noqa: F811 - the fixture
+    weed: stores.Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[gcs.CloudStorage]:
@@ -67,7 +67,11 @@ def test_nothing_is_made_without_a_yes_and_all_of_it_once_with_one(account: gcs.
 
 
 def made_by_hand(account: gcs.CloudStorage, **more: Any) -> None:
-    account.accounts[EMAIL] = {"email": EMAIL, "description": f"Machines that skypool rents save files to {PLACE}.", **more}
+    account.accounts[EMAIL] = {
+        "email": EMAIL,
+        "description": f"Machines that skypool rents save files to {PLACE}.",
+        **more,
+    }
 
 
 @pytest.mark.parametrize("more", [{"description": "of somebody else"}, {"disabled": True}])
@@ -82,7 +86,9 @@ def test_an_account_that_may_do_more_in_the_bucket_is_refused(account: gcs.Cloud
     made_by_hand(account)
     more = {"role": "roles/storage.objectViewer", "members": [f"serviceAccount:{EMAIL}"]}
     account.policies["models"] = {"version": 1, "bindings": [more], "etag": "1"}
-    with pytest.raises(UsageError, match=r"may do more in gs://models than skypool lets it: roles/storage.objectViewer;"):
+    with pytest.raises(
+        UsageError, match=r"may do more in gs://models than skypool lets it: roles/storage.objectViewer;"
+    ):
         sky.GCP().bucket_identity(PLACE).make()
     assert account.policies["models"]["bindings"] == [more]
 

@@ -9,7 +9,8 @@ the driver.
 - `compute`: rents machines of Compute Engine. `tpu`: rents slices of Cloud TPU. `tpu7x`: rents slices that consist of
   several machines of Compute Engine.
 - `catalog`: the machine types of Compute Engine. `list_prices`: Google's prices.
-- `_settings`: the checked settings. `_bucket_identity`: service accounts that reach one prefix of a bucket. `_api`: credentials, errors, names and labels for all parts.
+- `_settings`: the checked settings. `_api`: credentials, errors, names and labels for all parts.
+- `_bucket_identity`: service accounts that reach one prefix of a bucket.
 
 Words of this package:
 

@@ -32,7 +32,7 @@ _TO_SPREAD = 120.0
 _PAUSE = 2.0
 """Seconds between two attempts to change a policy."""
 _BAD, _MISSING, _EXISTS, _CHANGED = 400, 404, 409, 412
-"""What Google answers about an account that is not known yet, about what is not there, what is, and what has changed."""
+"""The status for an account that is not known yet, for what is not there, for what is, and for what has changed."""
 
 
 def name_of(bucket: Bucket) -> str:
@@ -82,8 +82,8 @@ def _make(project: str, bucket: Bucket, name: str, email: str, member: str) -> N
     there = _ask("iam", "GET", f"{accounts}/{email}", "to look at a service account", until=_TO_SPREAD)
     if there.get("description") != said["description"] or there.get("disabled"):
         raise UsageError(
-            f"the service account {email} exists and was not made for {bucket}, or is disabled; remove it, or use another "
-            "prefix"
+            f"the service account {email} exists and was not made for {bucket}, or is disabled; remove it, or use "
+            "another prefix"
         )
     _bind(bucket, member)
 
@@ -100,8 +100,8 @@ def _bind(bucket: Bucket, member: str) -> None:
         others = [each["role"] for each in theirs if not _is_ours(each, binding)]
         if others:
             raise UsageError(
-                f"{member} may do more in gs://{bucket.name} than skypool lets it: {', '.join(others)}; remove that from "
-                "the policy of the bucket"
+                f"{member} may do more in gs://{bucket.name} than skypool lets it: {', '.join(others)}; remove that "
+                "from the policy of the bucket"
             )
         if theirs:
             return

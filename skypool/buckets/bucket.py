@@ -94,8 +94,8 @@ class Bucket:
             raise UsageError(f"a role and an identity are for buckets in a store, and this one is {self.url}")
         if scheme == "gs" and self.role:
             raise UsageError(
-                f"role is for buckets with s3://, and {self.url} needs none: the login of this computer makes temporary "
-                "credentials by itself; leave it out"
+                f"role is for buckets with s3://, and {self.url} needs none: the login of this computer makes "
+                "temporary credentials by itself; leave it out"
             )
         if bool(self.role) + bool(self.identity) + bool(self.keys) > 1:
             raise UsageError(f"{self.url} has more than one of keys, role and identity; name one way to log in")

@@ -20,7 +20,7 @@ ROLE = "roles/storage.objectUser"
 """The role with what saving needs: to list, read, write and delete objects, and to upload them in parts."""
 _STS = "https://sts.googleapis.com"
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
-_ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105 - the kind of a token
+_ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 
 
 def boundary(bucket: Bucket) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def token(bucket: Bucket, remedies: str) -> tuple[str, float]:
         found = str(said["access_token"])
     except (GoogleAuthError, OSError, ValueError, KeyError) as e:
         raise UsageError(
-            f"no temporary credentials for {bucket}: {what}: {one_line(str(e.args[0] if e.args else e), 300)}; to log in "
-            f"again, {google.LOG_IN}, or {remedies}"
+            f"no temporary credentials for {bucket}: {what}: {one_line(str(e.args[0] if e.args else e), 300)}; to log "
+            f"in again, {google.LOG_IN}, or {remedies}"
         ) from e
     ends = login.expiry.replace(tzinfo=UTC) if login.expiry else None
     left = (ends - datetime.now(UTC)).total_seconds() if ends else 0.0

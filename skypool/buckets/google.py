@@ -49,7 +49,7 @@ def is_google(bucket: Bucket) -> bool:
 
 def as_s3(bucket: Bucket) -> Bucket:
     """Return a bucket with HMAC keys as one with the protocol of S3. Other buckets are returned as they are."""
-    if bucket.scheme != "gs" or len(bucket.keys) != 2:  # noqa: PLR2004 - one name is that of a token
+    if bucket.scheme != "gs" or len(bucket.keys) != 2:
         return bucket
     return replace(bucket, url=f"s3{bucket.url.removeprefix('gs')}", endpoint=bucket.endpoint or ENDPOINT)
 
@@ -116,7 +116,7 @@ def uploads(bucket: Bucket, values: Sequence[str]) -> Iterator[tuple[str, str, d
     Raises:
         UsageError: this computer has no login.
         Refused: the store refuses.
-        requests.RequestException, google.auth.exceptions.GoogleAuthError: it cannot be reached, or the login has failed.
+        requests.RequestException, google.auth.exceptions.GoogleAuthError: it cannot be reached, or the login fails.
     """
     asked = {"uploads": "", "prefix": f"{bucket.prefix}/" if bucket.prefix else ""}
     while True:
@@ -157,7 +157,11 @@ def _ask(bucket: Bucket, values: Sequence[str], method: str, key: str, query: Ma
     path = quote(f"{bucket.name}/{key}".removesuffix("/"), safe="/")
     with session:
         said = session.request(
-            method, f"{bucket.endpoint or ENDPOINT}/{path}", params=dict(query), timeout=_PATIENCE, allow_redirects=False
+            method,
+            f"{bucket.endpoint or ENDPOINT}/{path}",
+            params=dict(query),
+            timeout=_PATIENCE,
+            allow_redirects=False,
         )
     if said.ok and not said.is_redirect:
         return bytes(said.content)

@@ -35,7 +35,11 @@ def doctor(
     ] = "",
     bucket: Annotated[
         str | None,
-        typer.Option("--bucket", metavar="URL", help="Check only this bucket: s3://NAME/PREFIX, gs://NAME/PREFIX or file:///FOLDER."),
+        typer.Option(
+            "--bucket",
+            metavar="URL",
+            help="Check only this bucket: s3://NAME/PREFIX, gs://NAME/PREFIX or file:///FOLDER.",
+        ),
     ] = None,
     endpoint: Annotated[
         str,

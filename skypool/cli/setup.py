@@ -22,7 +22,10 @@ def add_to(app: typer.Typer) -> None:
 def setup(
     provider: Annotated[str, typer.Argument(help="Name of the provider.")],
     bucket: Annotated[
-        str, typer.Option("--bucket", metavar="URL", help="The bucket and the prefix: s3://NAME/PREFIX or gs://NAME/PREFIX.")
+        str,
+        typer.Option(
+            "--bucket", metavar="URL", help="The bucket and the prefix: s3://NAME/PREFIX or gs://NAME/PREFIX."
+        ),
     ],
     region: Annotated[str, typer.Option("--region", help="The region of the bucket. Default: it is looked up.")] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Make it without asking.")] = False,

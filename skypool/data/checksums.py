@@ -2,9 +2,9 @@
 
 An ETag of 32 hexadecimal digits is the MD5 of an object that was uploaded at once. One that ends with "-N" is the MD5
 of the MD5s of its N parts, except at Google, where the MD5 of such an object is not known:
-https://cloud.google.com/storage/docs/hashes-etags (2026-11). Some stores have others, and so has AWS for objects that are encrypted with keys of KMS
-or of the customer: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html (2026-11). A difference alone is
-therefore no proof. What comes twice alike is as the store has it.
+https://cloud.google.com/storage/docs/hashes-etags (2026-11). Some stores have others, and so has AWS for objects that
+are encrypted with keys of KMS or of the customer: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html
+(2026-11). A difference alone is therefore no proof. What comes twice alike is as the store has it.
 """
 
 from __future__ import annotations

@@ -109,9 +109,7 @@ def refused_to_stranger(machine: str, bucket: Bucket, instead: str = "") -> str:
 
 def overlap(one: Bucket, other: Bucket) -> bool:
     """Return True if the place of one bucket is inside that of the other."""
-    first, second = (
-        f"{_store_of(each)}/{each.name}/{each.prefix}/".replace("//", "/") for each in (one, other)
-    )
+    first, second = (f"{_store_of(each)}/{each.name}/{each.prefix}/".replace("//", "/") for each in (one, other))
     return first.startswith(second) or second.startswith(first)
 
 

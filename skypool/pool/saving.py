@@ -588,13 +588,13 @@ def check_identity(
         if not (isinstance(driver, Identifies) and driver.gives_identity):
             role = "" if needed.scheme == "gs" else f" or {option('role')}"
             raise UsageError(
-                f"{what} {driver.name} is asked for machines without one; name it in the driver's settings, or save with "
-                f"{option('keys')}{role} instead"
+                f"{what} {driver.name} is asked for machines without one; name it in the driver's settings, or save "
+                f"with {option('keys')}{role} instead"
             )
         if driver.bucket_scheme != needed.scheme:
             raise UsageError(
-                f"{what} those of {driver.name} reach {driver.bucket_scheme}:// alone; leave {option('identity')} out, or "
-                f"save with {option('keys')}"
+                f"{what} those of {driver.name} reach {driver.bucket_scheme}:// alone; leave {option('identity')} out, "
+                f"or save with {option('keys')}"
             )
 
 

@@ -8,7 +8,7 @@ What it has of Google's, with the pages (read 2026-11-30 in stored copies):
 - 401 AuthenticationRequired for a token that has expired or is not known, and 403 AccessDenied:
   https://cloud.google.com/storage/docs/xml-api/reference-status, and https://github.com/apache/arrow-rs/issues/4417 for
   the words. Who may not list an object's neighbours is not told that it is missing, which is the worse case of two.
-- Keys of HMAC, which sign as at S3 (https://cloud.google.com/storage/docs/aws-simple-migration): these are SeaweedFS's own.
+- HMAC keys, which sign as at S3 (https://cloud.google.com/storage/docs/aws-simple-migration): SeaweedFS's own.
 - Security Token Service, which makes a token of another one with a Credential Access Boundary; the token expires no
   later than the other one: https://cloud.google.com/iam/docs/reference/sts/rest/v1/TopLevel/token.
 - The token endpoint of OAuth for service accounts: https://developers.google.com/identity/protocols/oauth2/service-account.
@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
             bucket, _, name = path.lstrip("/").partition("/")
             self._xml(unquote(bucket), unquote(name))
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - names of the library
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
     # --- tokens ----------------------------------------------------------------------------------------------
 
@@ -304,17 +304,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(404, "NoSuchBucket", "The specified bucket does not exist.")
             return
         if access is not None:
-            replaces = self.command in ("PUT", "POST") and "partNumber" not in self._query and "uploads" not in self._query
+            replaces = (
+                self.command in ("PUT", "POST") and "partNumber" not in self._query and "uploads" not in self._query
+            )
             if replaces and self.headers.get("x-goog-if-generation-match") != "0" and cloud.has(bucket, name):
                 asked = asked._replace(permissions=asked.permissions | {"storage.objects.delete"})
             if not cloud.permits(access, asked):
                 self._deny()
                 return
             lists = Request(bucket, name, None, frozenset({"storage.objects.list"}))
-            if self.command in ("GET", "HEAD") and name and not cloud.permits(access, lists):
-                if not cloud.has(bucket, name):
-                    self._deny()
-                    return
+            reads = self.command in ("GET", "HEAD") and name
+            if reads and not cloud.permits(access, lists) and not cloud.has(bucket, name):
+                self._deny()
+                return
         self._forward(bucket, name)
 
     def _deny(self) -> None:
@@ -340,7 +342,9 @@ class _Handler(BaseHTTPRequestHandler):
         query = f"?{urlencode(self._query, quote_via=quote)}" if self._query else ""
         request = AWSRequest(self.command, f"{self.cloud.store.endpoint}{path}{query}", headers, self._body)
         S3SigV4Auth(Credentials("owner", secret_of("owner")), "s3", "us-east-1").add_auth(request)
-        self._pass_on(f"{path}{query}", {**dict(request.headers.items()), "Host": urlsplit(self.cloud.store.endpoint).netloc})
+        self._pass_on(
+            f"{path}{query}", {**dict(request.headers.items()), "Host": urlsplit(self.cloud.store.endpoint).netloc}
+        )
 
     def _pass_on(self, path: str, headers: Mapping[str, str]) -> None:
         connection = http.client.HTTPConnection(urlsplit(self.cloud.store.endpoint).netloc, timeout=60)
@@ -393,16 +397,17 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(200, shown)
                 return
             said = json.loads(self._body)
+            has_conditions = any("condition" in each for each in said["bindings"])
+            members = {member for each in said["bindings"] for member in each["members"]}
+            known = {f"serviceAccount:{each}" for each in (OWNER, *self.cloud.accounts)}
+            missing = {each for each in members if each.startswith("serviceAccount:")} - known
             if said.get("etag") != now["etag"]:
                 self._refuse(412, "At least one of the pre-conditions you specified did not hold.")
-            elif any("condition" in each for each in said["bindings"]) and said.get("version") != 3:
+            elif has_conditions and said.get("version") != 3:
                 self._refuse(400, "A policy with a condition has the version 3.")
-            elif any("condition" in each for each in said["bindings"]) and not self.cloud.uniform:
+            elif has_conditions and not self.cloud.uniform:
                 self._refuse(412, "Conditions need uniform bucket-level access.")
-            elif missing := {
-                member for each in said["bindings"] for member in each["members"]
-                if member.startswith("serviceAccount:") and member.partition(":")[2] not in {OWNER, *self.cloud.accounts}
-            }:  # fmt: skip
+            elif missing:
                 self._refuse(400, f"Service account {missing.pop()} does not exist.")
             else:
                 self.cloud.policies[bucket] = {**said, "etag": secrets.token_urlsafe(6)}
@@ -433,7 +438,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(status, {"error": {"code": status, "message": why, "errors": [{"message": why}]}})
 
     def _error(self, status: int, code: str, why: str) -> None:
-        text = f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code><Message>{escape(why)}</Message></Error>"
+        text = (
+            f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code><Message>{escape(why)}</Message></Error>"
+        )
         self._say(status, text.encode(), "application/xml; charset=UTF-8")
 
     def _json(self, status: int, said: object) -> None:

@@ -8,7 +8,7 @@ What it has of Google's, with the pages (read 2026-11-30 in stored copies):
 - A boundary is an upper bound on the permissions of whom the token is of, and its rules are a union:
   https://cloud.google.com/iam/docs/downscoping-short-lived-credentials. It has ten rules at most.
 - Conditions: `resource.name` is the bucket when objects are listed, and the object otherwise;
-  `storage.googleapis.com/objectListPrefix` is the prefix of a list, and the default that the expression names otherwise.
+  `storage.googleapis.com/objectListPrefix` is the prefix of a list, and otherwise the default in the expression.
   Only calls of `startsWith` of both, joined by `||`, are known here: anything else is refused.
 """
 
