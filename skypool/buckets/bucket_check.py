@@ -56,6 +56,10 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Buck
             return "to create an object that exists was refused"
         raise BaseError("the store has replaced an object that was to be created")
 
+    def write_in_parts() -> str:
+        obstore.put(opened, name, content, use_multipart=True)
+        return "an object was uploaded in parts"
+
     def delete() -> str:
         nonlocal exists
         obstore.delete(opened, name)
@@ -75,6 +79,8 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Buck
         created = _tried("create", create)
         advice = "use another store for what several machines write; files of one machine can be kept here"
         yield created if created.good else replace(created, advice=advice)
+        if bucket.scheme == "gs":  # where other permissions are for that
+            yield _tried("write in parts", write_in_parts)
         deleted = _tried("delete", delete)
         yield deleted if deleted.good else replace(deleted, advice=f"remove the object {name}; {deleted.advice}")
     finally:

@@ -8,7 +8,6 @@ opened with that protocol: see `as_s3`.
 from __future__ import annotations
 
 import os
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,6 +19,8 @@ from skypool.errors import UsageError
 from skypool.text import one_line
 
 if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
     from obstore.store import GCSStore
 
 ENDPOINT = "https://storage.googleapis.com"
@@ -64,19 +65,24 @@ def opened(
         tokens: returns the token for the next request. Default None: the login of this computer is used, or the
             identity of the machine, or none if `unsigned`.
     """
+    from obstore.exceptions import BaseError
     from obstore.store import GCSStore
 
-    more: dict[str, Any] = {"base_url": bucket.endpoint or ENDPOINT}  # whatever the environment names
+    # whatever the environment names
+    more: dict[str, Any] = {"base_url": bucket.endpoint or ENDPOINT, "skip_signature": unsigned and tokens is None}
     if tokens is not None:
         more["credential_provider"] = lambda: {"token": tokens()[0], "expires_at": datetime.now(UTC) + _AT_ONCE}
     elif unsigned:
-        more["skip_signature"] = True
         more["credential_provider"] = lambda: {"token": "", "expires_at": None}  # else it looks for a login
     elif not bucket.identity:  # obstore asks the machine for its identity
         from obstore.auth.google import GoogleCredentialProvider
 
         more["credential_provider"] = GoogleCredentialProvider(login())
-    return GCSStore(bucket.name, **common, **more)
+    try:
+        return GCSStore(bucket.name, **common, **more)
+    except BaseError as e:  # such as a file of GOOGLE_SERVICE_ACCOUNT that is not there
+        why = one_line(str(e).partition("\n\nDebug source")[0], 200)
+        raise UsageError(f"the login for {bucket} in the environment or the files of Google is wrong: {why}") from e
 
 
 def login() -> Any:
@@ -169,16 +175,20 @@ def _ask(bucket: Bucket, values: Sequence[str], method: str, key: str, query: Ma
 
 
 def _refusal(status: int, content: bytes) -> Refused:
+    from xml.etree.ElementTree import ParseError
+
     try:
         said = _without_namespaces(content)
         code, words = said.findtext("Code") or str(status), said.findtext("Message") or ""
-    except ET.ParseError:
+    except ParseError:
         code, words = str(status), content.decode(errors="replace")
     return Refused(code, one_line(f"the store answers {code}: {words}", 300))
 
 
-def _without_namespaces(content: bytes) -> ET.Element:
-    found = ET.fromstring(content)
+def _without_namespaces(content: bytes) -> Element:
+    from xml.etree.ElementTree import fromstring
+
+    found = fromstring(content)
     for each in found.iter():
         each.tag = each.tag.rpartition("}")[2]
     return found

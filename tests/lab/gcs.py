@@ -25,6 +25,7 @@ from __future__ import annotations
 import copy
 import http.client
 import json
+import math
 import re
 import secrets
 import threading
@@ -82,6 +83,8 @@ class CloudStorage:
         policies: the IAM policy of each bucket.
         accounts: the service accounts by their email addresses.
         machine: the service account of the machine that asks for metadata; "" for none.
+        account_of: returns the account of a token that was made elsewhere; "" for none.
+        tells_life: False if the service that makes tokens does not say how long they count.
         uniform: False if buckets have access lists of objects, so that policies take no conditions.
     """
 
@@ -97,6 +100,8 @@ class CloudStorage:
     policies: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     accounts: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     machine: str = ""
+    account_of: Callable[[str], str] = lambda token: ""
+    tells_life: bool = True
     uniform: bool = True
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -114,6 +119,8 @@ class CloudStorage:
 
     def access(self, token: str) -> Access | None:
         """What a token is good for now; None if it has expired or is not known."""
+        if who := self.account_of(token):
+            return Access(who, math.inf)
         found = self.tokens.get(token)
         if found is not None and time.monotonic() > found.ends:
             self.refused.append(token)
@@ -250,7 +257,8 @@ class _Handler(BaseHTTPRequestHandler):
         made = self.cloud.token(access.who, rules, min(access.ends, time.monotonic() + self.cloud.life))
         self.cloud.exchanged.append(made)
         self.cloud.boundaries.append(boundary)
-        self._json(200, self._token_of(made))
+        said = self._token_of(made)
+        self._json(200, said if self.cloud.tells_life else {**said, "expires_in": None})
 
     def _metadata(self) -> None:
         if self.headers.get("Metadata-Flavor") != "Google":
@@ -456,11 +464,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def cloud_storage(store: Store, life: float = _LIFE) -> Iterator[CloudStorage]:
+def cloud_storage(store: Store, life: float = _LIFE, address: str = "127.0.0.1") -> Iterator[CloudStorage]:
     """Serve Cloud Storage, whose tokens count for so many seconds, in front of a SeaweedFS."""
     handler = type("Handler", (_Handler,), {})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    cloud = CloudStorage(f"http://127.0.0.1:{server.server_port}", store, life)
+    server = ThreadingHTTPServer((address, 0), handler)
+    cloud = CloudStorage(f"http://{address}:{server.server_port}", store, life)
     handler.cloud = cloud  # type: ignore[attr-defined]
     serving = threading.Thread(target=server.serve_forever, daemon=True)
     serving.start()
