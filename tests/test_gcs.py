@@ -25,6 +25,7 @@ from skypool.buckets.bucket_check import OUTSIDE, check, check_temporary
 from skypool.buckets.policies import condition
 from skypool.cli import unfinished_uploads
 from skypool.data import objects
+from skypool.data.checksums import Checksums
 from skypool.data.data_asked import data_asked, examined
 from skypool.data.folder_saver import PART
 from skypool.data.save_asked import checked, overlap, save_asked
@@ -223,6 +224,26 @@ def test_unfinished_uploads_are_listed_and_removed_below_the_prefix(cloud: gcs.C
     )
     gone = unfinished_uploads.look(None, Bucket("gs://nothing/x", cloud.endpoint), removes=False)
     assert "NoSuchBucket" in gone.failures["gs://nothing/x"]
+
+
+def test_the_token_of_this_computers_login_is_sent_to_no_other_one_unencrypted(
+    cloud: gcs.CloudStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket("gs://models/x", "http://store.example.com")
+    for act in (lambda: store.opened(bucket), lambda: [*unfinished.uploads(bucket)]):
+        with pytest.raises(UsageError, match=r"http://store.example.com would get the token of .* unencrypted"):
+            act()
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_STS", "http://sts.example.com/")
+    with pytest.raises(UsageError, match=r"http://sts.example.com would get the token"):
+        save_asked({"out": bucket})
+
+
+def test_etags_of_parts_are_compared_with_nothing_as_google_makes_them_otherwise() -> None:
+    for place, compared in (("gs://models", False), ("s3://models", True)):
+        checksums = Checksums(parts=not google.is_google(Bucket(place)))
+        assert (checksums.begin(f'"{"0" * 32}-2"', PART + 1, None) is not None) == compared
+        assert checksums.begin(f'"{"0" * 32}"', 1, None) is not None
+    assert google.is_google(Bucket("s3://models", "https://storage.googleapis.com", keys=HMAC))
 
 
 def test_pages_of_unfinished_uploads_are_read_to_their_end() -> None:

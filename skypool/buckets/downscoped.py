@@ -18,7 +18,7 @@ from skypool.text import one_line
 
 ROLE = "roles/storage.objectUser"
 """The role with what saving needs: to list, read, write and delete objects, and to upload them in parts."""
-_STS = "https://sts.googleapis.com"
+STS = "https://sts.googleapis.com"
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 
@@ -39,7 +39,8 @@ def token(bucket: Bucket, remedies: str) -> tuple[str, float]:
 
     Raises UsageError if this computer has no login, or one that cannot make it. `remedies` says what else helps.
     """
-    login = google.login()
+    service = google.override("sts", STS)
+    login = google.login(service)
     from google.auth.exceptions import GoogleAuthError
     from google.auth.transport.requests import Request
     from google.oauth2 import sts
@@ -49,7 +50,7 @@ def token(bucket: Bucket, remedies: str) -> tuple[str, float]:
     try:
         login.refresh(request)
         what = "Security Token Service makes none"
-        said = sts.Client(f"{google.override('sts', _STS)}/v1/token").exchange_token(  # type: ignore[no-untyped-call,unused-ignore]
+        said = sts.Client(f"{service}/v1/token").exchange_token(  # type: ignore[no-untyped-call,unused-ignore]
             request=request,
             grant_type=_EXCHANGE,
             subject_token=login.token,

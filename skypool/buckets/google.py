@@ -77,7 +77,7 @@ def opened(
     elif not bucket.identity:  # obstore asks the machine for its identity
         from obstore.auth.google import GoogleCredentialProvider
 
-        more["credential_provider"] = GoogleCredentialProvider(login())
+        more["credential_provider"] = GoogleCredentialProvider(login(more["base_url"]))
     try:
         return GCSStore(bucket.name, **common, **more)
     except BaseError as e:  # such as a file of GOOGLE_SERVICE_ACCOUNT that is not there
@@ -85,8 +85,17 @@ def opened(
         raise UsageError(f"the login for {bucket} in the environment or the files of Google is wrong: {why}") from e
 
 
-def login() -> Any:
-    """Return the login of this computer, as google-auth has it. Raises UsageError if there is none."""
+def login(address: str) -> Any:
+    """Return the login of this computer, as google-auth has it, for requests to an address.
+
+    Raises UsageError if there is none, or if its token would be sent to another computer unencrypted.
+    """
+    host = urlsplit(address).hostname or ""
+    if not (address.startswith("https://") or host == "localhost" or host.startswith("127.") or host == "::1"):
+        raise UsageError(
+            f"{address} would get the token of this computer's login unencrypted, which everybody on the way can use; "
+            "name an address with https://"
+        )
     try:
         import google.auth
         from google.auth.exceptions import GoogleAuthError
@@ -151,12 +160,13 @@ def _ask(bucket: Bucket, values: Sequence[str], method: str, key: str, query: Ma
     """Make a request of the XML API, and return the answer."""
     import requests
 
+    address = bucket.endpoint or ENDPOINT
     session: Any
     if values:
         session = requests.Session()
         session.headers["Authorization"] = f"Bearer {values[0]}"
     else:
-        found = login()
+        found = login(address)
         from google.auth.transport.requests import AuthorizedSession
 
         session = AuthorizedSession(found)
@@ -164,7 +174,7 @@ def _ask(bucket: Bucket, values: Sequence[str], method: str, key: str, query: Ma
     with session:
         said = session.request(
             method,
-            f"{bucket.endpoint or ENDPOINT}/{path}",
+            f"{address}/{path}",
             params=dict(query),
             timeout=_PATIENCE,
             allow_redirects=False,

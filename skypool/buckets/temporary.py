@@ -192,7 +192,7 @@ def check_login(bucket: Bucket) -> bool:
     """
     if bucket.scheme == "gs":
         try:
-            google.login()
+            google.login(google.override("sts", downscoped.STS))
         except UsageError as e:
             raise UsageError(
                 f"{bucket} needs credentials that a machine may have, which a login makes: {e}, or {remedies(bucket)}"
