@@ -87,6 +87,7 @@ def by_name(bucket: Bucket, **variables: str) -> dict[str, Finding]:
         ({"keys": ("A", "B", "C")}, "the HMAC key and with its secret, or the one with an access token"),
         ({"role": "arn:aws:iam::123456789012:role/runs"}, "makes temporary credentials by itself; leave it out"),
         ({"keys": ("A",), "identity": True}, "more than one of keys, role and identity"),
+        ({"identity": "runs"}, r"True or False; .* GCP\(service_account="),
         ({"url": "gs://M"}, "has no name of a bucket"),
         ({"endpoint": "ftp://host"}, "is the address of a server"),
     ],

@@ -102,9 +102,9 @@ class Bucket:
         if self.role and not (isinstance(self.role, str) and _ROLE.fullmatch(self.role)):
             raise UsageError(f"role of {self.url} is the ARN of a role, such as 'arn:aws:iam::123456789012:role/runs'")
         if self.identity is not True and self.identity is not False:
+            setting = "GCP(service_account='…')" if scheme == "gs" else "AWS(instance_profile='runs')"
             raise UsageError(
-                f"identity of {self.url} is True or False; the provider's setting names the identity, such as "
-                "AWS(instance_profile='runs')"
+                f"identity of {self.url} is True or False; the provider's setting names the identity, such as {setting}"
             )
         if self.identity and self.endpoint and scheme != "gs":  # Google's cloud has several endpoints
             raise UsageError(f"a machine has an identity at its own cloud only; leave the endpoint of {self.url} out")
