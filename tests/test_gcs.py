@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stores.Store]:
         owner.create_bucket(Bucket="private")
         for each in map(Bucket, OTHERS):
             key = f"{each.prefix}/kept".lstrip("/")
-            eventually(lambda bucket=each.name, key=key: _is_put(owner, bucket, key), 60, "volumes")
+            eventually(partial(_is_put, owner, each.name, key), 60, "volumes")
         yield made
 
 
@@ -399,11 +400,12 @@ def test_a_pool_saves_and_brings_back_files_and_checkpoints(
     files = {"a": "1", "deep/large": "2" * (2 * PART + 1)}
     with pool(tmp_path, save={"out": bucket, "ckpt": ckpt}) as first:
         write(files) >> first
-        assert train(3) >> first
+        assert train(3) @ first == [(0, None, [], 3)] * 2
     emptied(work)
     with pool(tmp_path, save={"out": bucket, "ckpt": ckpt}) as second:
         assert write({}) >> second == sorted(files)
-        assert (train(4) >> second)[3] is not None
+        there = ["model", "only-0", "only-1"]
+        assert train(1) @ second == [(3, f"{rank} 3", there, 4) for rank in range(2)]
     assert Path("out/deep/large").read_text() == files["deep/large"]
 
 

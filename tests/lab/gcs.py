@@ -234,9 +234,10 @@ class _Handler(BaseHTTPRequestHandler):
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
         try:
-            assert said["grant_type"] == _JWT
-            who = jwt.decode(said["assertion"], public, audience=_AUDIENCE)["iss"]  # type: ignore[no-untyped-call]
-        except (KeyError, ValueError, AssertionError) as e:
+            if said["grant_type"] != _JWT:
+                raise ValueError(said["grant_type"])
+            who = jwt.decode(said["assertion"], public, audience=_AUDIENCE)["iss"]
+        except (KeyError, ValueError) as e:
             self._json(400, {"error": "invalid_grant", "error_description": str(e)})
             return
         self._json(200, self._token_of(self.cloud.token(who)))
