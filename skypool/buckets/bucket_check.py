@@ -24,7 +24,8 @@ _MOST = 1000
 def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Bucket | None = None) -> Iterator[Finding]:
     """Yield what was found about a bucket. Each request to a store that does not answer fails after some seconds.
 
-    `named` is the bucket as the user names it, for advice. Default None: `bucket`.
+    `named` is the bucket as the user names it, for advice, and to look for unfinished uploads as `skypool gc` does.
+    Default None: `bucket`.
 
     Raises UsageError if a library is not installed, if there is no login, or no such folder or region.
     """
@@ -88,7 +89,7 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Buck
             with suppress(BaseError, OSError):  # the findings say so
                 obstore.delete(opened, name)
     if bucket.scheme != "file":
-        yield _left_over(bucket, variables, named or bucket)
+        yield _left_over(replace(named or bucket, region=bucket.region), variables, named or bucket)
         if bucket.keys and bucket.prefix:
             yield _outside(bucket, variables)
 

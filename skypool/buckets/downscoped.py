@@ -42,10 +42,9 @@ def token(bucket: Bucket, remedies: str) -> tuple[str, float]:
     service = google.override("sts", STS)
     login = google.login(service)
     from google.auth.exceptions import GoogleAuthError
-    from google.auth.transport.requests import Request
     from google.oauth2 import sts
 
-    request = Request()
+    request = google.request()
     what = "the login of this computer has failed or expired"
     try:
         login.refresh(request)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -77,7 +78,7 @@ def opened(
     elif not bucket.identity:  # obstore asks the machine for its identity
         from obstore.auth.google import GoogleCredentialProvider
 
-        more["credential_provider"] = GoogleCredentialProvider(login(more["base_url"]))
+        more["credential_provider"] = GoogleCredentialProvider(login(more["base_url"]), request=request())
     try:
         return GCSStore(bucket.name, **common, **more)
     except BaseError as e:  # such as a file of GOOGLE_SERVICE_ACCOUNT that is not there
@@ -110,6 +111,13 @@ def login(address: str) -> Any:
         why = one_line(str(e), 300).partition(". ")[0]
         raise UsageError(f"this computer has no login for Google Cloud ({why}); {LOG_IN}") from e
     return found
+
+
+def request() -> Any:
+    """Return what makes requests for google-auth. One that has no answer fails after some seconds."""
+    from google.auth.transport.requests import Request
+
+    return partial(Request(), timeout=_PATIENCE)
 
 
 def override(api: str, usual: str) -> str:
