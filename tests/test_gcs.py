@@ -503,3 +503,16 @@ def test_the_doctor_and_gc_take_such_a_bucket(cloud: gcs.CloudStorage, work: Pat
     assert listed.returncode == 0, listed.stdout + listed.stderr
     assert "runs/cli/a" not in listed.stdout  # it is not a day old
     assert cloud.owner.list_multipart_uploads(Bucket="models", Prefix="runs/cli/")["Uploads"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_saves_to_such_a_bucket(cloud: gcs.CloudStorage, work: Path) -> None:
+    Path("train.py").write_text("import pathlib\n\npathlib.Path('out/a').write_text('1')\n")
+    Path("pyproject.toml").touch()
+    place = ["--save", "out=gs://models/runs/cli-run", "--bucket-endpoint", cloud.endpoint]
+    argv = [sys.executable, "-m", "skypool", "run", "--local", *place, "train.py"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "saves    out to gs://models/runs/cli-run" in done.stderr
+    assert cloud.owner.get_object(Bucket="models", Key="runs/cli-run/a")["Body"].read() == b"1"
