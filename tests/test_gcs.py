@@ -131,6 +131,9 @@ def test_without_a_login_it_says_how_to_log_in_or_what_else_helps(
         store.opened(bucket)
     with pytest.raises(UsageError, match=r"login`, or name keys .* keys=, or give the machines an identity"):
         sky.ComputePool("local", save={"out": bucket})
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+    with pytest.raises(UsageError, match=r"google-auth is not installed .* pip install 'skypool\[buckets\]'"):
+        store.opened(bucket)
 
 
 def test_what_the_environment_names_for_other_programs_changes_nothing_or_is_told(
@@ -232,10 +235,12 @@ def test_unfinished_uploads_are_listed_and_removed_below_the_prefix(cloud: gcs.C
 def test_the_token_of_this_computers_login_is_sent_to_no_other_one_unencrypted(
     cloud: gcs.CloudStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket = Bucket("gs://models/x", "http://store.example.com")
-    for act in (lambda: store.opened(bucket), lambda: [*unfinished.uploads(bucket)]):
-        with pytest.raises(UsageError, match=r"http://store.example.com would get the token of .* unencrypted"):
-            act()
+    for host in ("store.example.com", "127.example.com", "192.0.2.1"):
+        bucket = Bucket("gs://models/x", f"http://{host}")
+        for act in (lambda bucket: store.opened(bucket), lambda bucket: [*unfinished.uploads(bucket)]):
+            with pytest.raises(UsageError, match=rf"http://{host} would get the token of .* unencrypted"):
+                act(bucket)
+    assert store.opened(Bucket("gs://models/x", "http://localhost:9")) is not None
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_STS", "http://sts.example.com/")
     with pytest.raises(UsageError, match=r"http://sts.example.com would get the token"):
         save_asked({"out": bucket})

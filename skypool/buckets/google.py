@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -91,8 +92,7 @@ def login(address: str) -> Any:
 
     Raises UsageError if there is none, or if its token would be sent to another computer unencrypted.
     """
-    host = urlsplit(address).hostname or ""
-    if not (address.startswith("https://") or host == "localhost" or host.startswith("127.") or host == "::1"):
+    if not address.startswith("https://") and not _is_here(urlsplit(address).hostname or ""):
         raise UsageError(
             f"{address} would get the token of this computer's login unencrypted, which everybody on the way can use; "
             "name an address with https://"
@@ -111,6 +111,14 @@ def login(address: str) -> Any:
         why = one_line(str(e), 300).partition(". ")[0]
         raise UsageError(f"this computer has no login for Google Cloud ({why}); {LOG_IN}") from e
     return found
+
+
+def _is_here(host: str) -> bool:
+    """Return True if a host is this computer."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def request() -> Any:
