@@ -47,9 +47,9 @@ def test_a_url_names_a_place(url: str, parts: tuple[str, str, str]) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("models/runs", "begins with s3://, file://"),
+        ("models/runs", "begins with s3://, gs://, file://"),
         ("s3a://models", "did you mean s3://"),
-        ("gs://models", "begins with s3://"),
+        ("az://models", "begins with s3://"),
         ("https://account.example.com/models", "name the server as the endpoint"),
         ("s3:///runs", "no name of a bucket"),
         ("s3://ab cd/runs", "no name of a bucket"),
@@ -85,7 +85,7 @@ def test_a_url_that_names_no_place_is_refused(url: Any, why: str) -> None:
         ({"keys": "secret-word"}, "a list of names"),
         ({"keys": ("ID",)}, "has 1 names"),
         ({"keys": ("AKIA/secret-word", "x")}, "takes names of variables"),
-        ({"url": "file:///runs", "keys": KEYS}, "keys are for buckets with s3://"),
+        ({"url": "file:///runs", "keys": KEYS}, "keys are for buckets in a store"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_and_secrets_not_repeated(arguments: dict[str, Any], why: str) -> None:

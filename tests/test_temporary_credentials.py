@@ -75,7 +75,7 @@ def test_a_login_that_makes_none_is_refused_where_it_is_written(
         ({"role": sts.ROLE, "keys": ("ID", "SECRET")}, "more than one of"),
         ({"identity": "runs"}, r"True or False; .* AWS\(instance_profile='runs'\)"),
         ({"identity": True, "endpoint": "http://a"}, "leave the endpoint"),
-        ({"url": "file:///runs", "identity": True}, "are for buckets with s3://"),
+        ({"url": "file:///runs", "identity": True}, "are for buckets in a store"),
     ],
 )
 def test_ways_to_log_in_that_make_no_sense_are_refused(arguments: dict[str, Any], why: str) -> None:

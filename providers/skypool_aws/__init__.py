@@ -560,6 +560,11 @@ class AWS(Regional):
         """True if machines get an instance profile."""
         return self.instance_profile is not None
 
+    @property
+    def bucket_scheme(self) -> str:
+        """The scheme of the buckets that machines reach with their instance profile."""
+        return "s3"
+
     def bucket_identity(self, bucket: Bucket) -> BucketIdentity:
         """Return a role and an instance profile for the prefix of a bucket. Requests that only read are sent.
 

@@ -10,6 +10,7 @@ the driver.
   several machines of Compute Engine.
 - `catalog`: the machine types of Compute Engine. `list_prices`: Google's prices.
 - `_settings`: the checked settings. `_api`: credentials, errors, names and labels for all parts.
+- `_bucket_identity`: service accounts that reach one prefix of a bucket.
 
 Words of this package:
 
@@ -35,13 +36,15 @@ from importlib.resources import files
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from skypool.buckets.bucket import Bucket
+from skypool.drivers.bucket_identity import BucketIdentity
 from skypool.drivers.contract import Abilities, Answers, lacks
 from skypool.drivers.regional import each_done, everywhere
 from skypool.drivers.retry import at_once
 from skypool.drivers.settings import plain, settings_named, settle
 from skypool.errors import AccessError, CredentialsError, StillRunning, UsageError, together
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order
-from skypool_gcp import _api, _settings
+from skypool_gcp import _api, _bucket_identity, _settings
 
 if TYPE_CHECKING:
     from skypool_gcp.compute import Compute
@@ -275,6 +278,25 @@ class GCP:
             self._apis,
             "Google Cloud: some leftover resources could not be removed",
         )
+
+    @property
+    def gives_identity(self) -> bool:
+        """True if the settings name the service account of machines."""
+        return self.service_account is not None
+
+    @property
+    def bucket_scheme(self) -> str:
+        """The scheme of the buckets that machines reach with their service account."""
+        return "gs"
+
+    def bucket_identity(self, bucket: Bucket) -> BucketIdentity:
+        """Return a service account for the prefix of a bucket. Requests that only read are sent.
+
+        Raises:
+            ProviderError: Google refused a request, or the project is not known.
+            UsageError: There is no such bucket, or its policy takes no conditions.
+        """
+        return _bucket_identity.identity(self._listing[0].settings.billed(), bucket)
 
     def policy(self) -> str:
         """Return the smallest set of permissions that this driver needs, as the YAML text of a custom role.

@@ -16,6 +16,7 @@ __all__ = [
     "auth",
     "auth_credentials",
     "auth_exceptions",
+    "auth_requests",
     "billing_transports",
     "billing_v1",
     "client_options",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from google.api_core import client_options, exceptions
     from google.auth import credentials as auth_credentials
     from google.auth import exceptions as auth_exceptions
+    from google.auth.transport import requests as auth_requests
     from google.cloud import billing_v1, compute_v1, tpu_v2
     from google.cloud.billing_v1.services.cloud_catalog import transports as billing_transports
     from google.cloud.location import locations_pb2
@@ -65,6 +67,7 @@ else:
     auth = _Module("google.auth")
     auth_credentials = _Module("google.auth.credentials")
     auth_exceptions = _Module("google.auth.exceptions")
+    auth_requests = _Module("google.auth.transport.requests")
     billing_transports = _Module("google.cloud.billing_v1.services.cloud_catalog.transports")
     billing_v1 = _Module("google.cloud.billing_v1")
     client_options = _Module("google.api_core.client_options")

@@ -10,9 +10,11 @@ Modules:
 - `bucket`: `Bucket`, a place and how it is reached, from its URL.
 - `store`: opens a bucket with credentials of this computer, and reads the errors of object stores.
 - `unfinished`: finds unfinished uploads, and removes them.
-- `policies`: the IAM policies that allow what saving needs below one prefix.
+- `policies`: the policies and conditions that allow what saving needs below one prefix.
+- `google`: buckets of Google Cloud Storage, and the requests to it that obstore cannot make.
 - `temporary`: temporary credentials for one prefix, which the login of this computer makes.
+- `downscoped`: makes these at Google.
 - `bucket_check`: whether a bucket does what saving needs.
 """
 
-__all__ = ["bucket", "bucket_check", "policies", "store", "temporary", "unfinished"]
+__all__ = ["bucket", "bucket_check", "downscoped", "google", "policies", "store", "temporary", "unfinished"]

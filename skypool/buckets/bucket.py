@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from skypool.errors import UsageError
 
-SCHEMES = ("s3", "file")
-_OTHER_WORDS = {"s3a": "s3", "s3n": "s3"}
+SCHEMES = ("s3", "gs", "file")
+_OTHER_WORDS = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 """What other programs write for a scheme."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}[A-Za-z0-9]")
 """Matches the names that object stores give to buckets, those of old buckets too."""
@@ -34,16 +34,20 @@ class Bucket:
     """A place in an object store, or a folder, where files are kept.
 
     Args:
-        url: "s3://NAME/PREFIX" for a store with the protocol of S3, or "file:///FOLDER". The prefix may be left out.
-        endpoint: the URL of a store with this protocol. Default "": AWS, or what the login of this computer names.
+        url: "s3://NAME/PREFIX" for a store with the protocol of S3, "gs://NAME/PREFIX" for Google Cloud Storage, or
+            "file:///FOLDER". The prefix may be left out.
+        endpoint: the URL of a store with this protocol. Default "": AWS, or what the login of this computer names; for
+            gs://, Google.
         region: the region of the bucket. Default "": it is looked up; with an endpoint, what such stores expect.
         keys: the names of the variables with the access key, with its secret, and with a session token if there is one.
-            Default (): to save, a machine gets temporary credentials for the prefix, which the login of this computer
-            makes. Data without keys must be public.
+            For gs://, the HMAC key and its secret, or an access token alone. Default (): to save, a machine gets
+            temporary credentials for the prefix, which the login of this computer makes. Data without keys must be
+            public.
         role: the ARN of a role that the login of this computer assumes to make temporary credentials. With an endpoint,
-            the store itself must make them, by the request AssumeRole. Not for data. Default "": none.
-        identity: True if the machine has an identity of its own that reaches the prefix, such as an instance profile.
-            It then gets no credentials. Not for data.
+            the store itself must make them, by the request AssumeRole. For s3:// alone, and not for data. Default "":
+            none.
+        identity: True if the machine has an identity of its own that reaches the prefix, such as an instance profile
+            or a service account. It then gets no credentials. Not for data.
 
     Raises:
         UsageError: an argument is not valid.
@@ -67,8 +71,13 @@ class Bucket:
         if not self.keys:
             return
         if scheme == "file":
-            raise UsageError(f"keys are for buckets with s3://, and this one is {self.url}; leave them out")
-        if len(self.keys) not in (2, 3):
+            raise UsageError(f"keys are for buckets in a store, and this one is {self.url}; leave them out")
+        if scheme == "gs" and len(self.keys) not in (1, 2):
+            raise UsageError(
+                f"keys of {self.url} has {len(self.keys)} names; name the variables with the HMAC key and with its "
+                "secret, or the one with an access token"
+            )
+        if scheme != "gs" and len(self.keys) not in (2, 3):
             raise UsageError(
                 f"keys of {self.url} has {len(self.keys)} names; name the variables with the access key and with its "
                 "secret, and with a session token if there is one"
@@ -82,17 +91,22 @@ class Bucket:
         if not (self.role or self.identity):
             return
         if scheme == "file":
-            raise UsageError(f"a role and an identity are for buckets with s3://, and this one is {self.url}")
+            raise UsageError(f"a role and an identity are for buckets in a store, and this one is {self.url}")
+        if scheme == "gs" and self.role:
+            raise UsageError(
+                f"role is for buckets with s3://, and {self.url} needs none: the login of this computer makes "
+                "temporary credentials by itself; leave it out"
+            )
         if bool(self.role) + bool(self.identity) + bool(self.keys) > 1:
             raise UsageError(f"{self.url} has more than one of keys, role and identity; name one way to log in")
         if self.role and not (isinstance(self.role, str) and _ROLE.fullmatch(self.role)):
             raise UsageError(f"role of {self.url} is the ARN of a role, such as 'arn:aws:iam::123456789012:role/runs'")
         if self.identity is not True and self.identity is not False:
+            setting = "GCP(service_account='…')" if scheme == "gs" else "AWS(instance_profile='runs')"
             raise UsageError(
-                f"identity of {self.url} is True or False; the provider's setting names the identity, such as "
-                "AWS(instance_profile='runs')"
+                f"identity of {self.url} is True or False; the provider's setting names the identity, such as {setting}"
             )
-        if self.identity and self.endpoint:
+        if self.identity and self.endpoint and scheme != "gs":  # Google's cloud has several endpoints
             raise UsageError(f"a machine has an identity at its own cloud only; leave the endpoint of {self.url} out")
 
     @property
@@ -102,7 +116,7 @@ class Bucket:
 
     @property
     def scheme(self) -> str:
-        """The protocol: "s3" or "file"."""
+        """The protocol: "s3", "gs" or "file"."""
         return _split(self.url).scheme
 
     @property
@@ -114,6 +128,11 @@ class Bucket:
     def prefix(self) -> str:
         """The beginning of the names of its objects, without "/" at the end; "" for none."""
         return _split(self.url).prefix
+
+    @property
+    def has_token(self) -> bool:
+        """True if the keys have a token, which expires."""
+        return len(self.keys) == (1 if self.scheme == "gs" else 3)
 
     def __str__(self) -> str:
         return self.url

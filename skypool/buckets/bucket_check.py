@@ -24,7 +24,8 @@ _MOST = 1000
 def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Bucket | None = None) -> Iterator[Finding]:
     """Yield what was found about a bucket. Each request to a store that does not answer fails after some seconds.
 
-    `named` is the bucket as the user names it, for advice. Default None: `bucket`.
+    `named` is the bucket as the user names it, for advice, and to look for unfinished uploads as `skypool gc` does.
+    Default None: `bucket`.
 
     Raises UsageError if a library is not installed, if there is no login, or no such folder or region.
     """
@@ -56,6 +57,10 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Buck
             return "to create an object that exists was refused"
         raise BaseError("the store has replaced an object that was to be created")
 
+    def write_in_parts() -> str:
+        obstore.put(opened, name, content, use_multipart=True)
+        return "an object was uploaded in parts"
+
     def delete() -> str:
         nonlocal exists
         obstore.delete(opened, name)
@@ -75,14 +80,16 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Buck
         created = _tried("create", create)
         advice = "use another store for what several machines write; files of one machine can be kept here"
         yield created if created.good else replace(created, advice=advice)
+        if bucket.scheme == "gs":  # where other permissions are for that
+            yield _tried("write in parts", write_in_parts)
         deleted = _tried("delete", delete)
         yield deleted if deleted.good else replace(deleted, advice=f"remove the object {name}; {deleted.advice}")
     finally:
         if exists:
             with suppress(BaseError, OSError):  # the findings say so
                 obstore.delete(opened, name)
-    if bucket.scheme == "s3":
-        yield _left_over(bucket, variables, named or bucket)
+    if bucket.scheme != "file":
+        yield _left_over(replace(named or bucket, region=bucket.region), variables, named or bucket)
         if bucket.keys and bucket.prefix:
             yield _outside(bucket, variables)
 

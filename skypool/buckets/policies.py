@@ -1,4 +1,4 @@
-"""IAM policies that allow what saving needs below one prefix of a bucket, and nothing else."""
+"""IAM policies and conditions that allow what saving needs below one prefix of a bucket, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,6 +22,20 @@ LONGEST = 2048
 read 2026-11-30)."""
 _ESCAPES = str.maketrans({"*": "${*}", "?": "${?}", "$": "${$}"})
 """The characters that mean something in a policy, as they are written to mean themselves."""
+
+
+def condition(bucket: Bucket) -> str:
+    """Return Google's condition for a prefix: true for its objects, and for lists that begin with it.
+
+    https://cloud.google.com/iam/docs/downscoping-short-lived-credentials#limit-perms-objects and
+    https://github.com/google/cel-spec/blob/master/doc/langdef.md#string-and-bytes-values (read 2026-11-30).
+    """
+    objects, below = (
+        json.dumps(each, ensure_ascii=False)  # the escapes of CEL are those of JSON
+        for each in (f"projects/_/buckets/{bucket.name}/objects/{bucket.prefix}/", f"{bucket.prefix}/")
+    )
+    listed = 'api.getAttribute("storage.googleapis.com/objectListPrefix", "")'
+    return f"resource.name.startsWith({objects}) || {listed}.startsWith({below})"
 
 
 def policy(bucket: Bucket, partition: str = "aws") -> str:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from skypool.buckets import google
 from skypool.buckets.bucket import Bucket
 from skypool.errors import UsageError
 from skypool.text import one_line
@@ -26,8 +27,8 @@ PATIENCE = 10.0
 """Seconds after which a request that has no answer has failed."""
 USUAL_REGION = "us-east-1"
 """What stores with the protocol of S3 expect that have no regions."""
-_LOGINS = "http://169.254.169.254/"
-"""Where machines of clouds get a login."""
+_LOGINS = "http://169.254.169.254/", "/computeMetadata/"
+"""Where machines of clouds get a login, as it is in errors."""
 _AT_ONCE = timedelta(seconds=1)
 """The life of credentials that may be replaced at any time. obstore asks again for those that expire soon."""
 _CODE = re.compile(r"<Code>([\w.]{1,80})</Code>|\(code: ([\w.]{1,80})\)")
@@ -67,7 +68,12 @@ _MEANINGS = {
     "AuthorizationHeaderMalformed": ("the bucket is in another region", "name its region"),
     "IllegalLocationConstraintException": ("the bucket is in another region", "name its region"),
     "NoSuchKey": ("the object is not there", ""),
+    "AuthenticationRequired": (f"{EXPIRED}, or the store does not know them", "log in again"),  # at Google
 }
+
+
+_STATUSES = {"401 Unauthorized": "AuthenticationRequired", "403 Forbidden": "AccessDenied"}
+"""The codes of answers without a text, such as those about HEAD requests."""
 
 
 def opened(
@@ -98,6 +104,7 @@ def opened(
         if not os.path.isdir(bucket.name):
             raise UsageError(f"{bucket.name} is no folder here; make it, or name another one")
         return LocalStore(bucket.name)
+    bucket = google.as_s3(bucket)
     common: dict[str, Any] = {
         "client_options": {
             "timeout": f"{patience:g}s",
@@ -108,6 +115,11 @@ def opened(
     }
     if bucket.prefix:
         common["prefix"] = bucket.prefix
+    if bucket.scheme == "gs":
+        if newest is None and bucket.keys:
+            given = values(bucket, variables)
+            newest = lambda: given  # noqa: E731
+        return google.opened(bucket, common, newest, unsigned)
     if bucket.endpoint:  # by a name that is stronger than all variables of the environment
         common |= {"aws_endpoint_url_s3": bucket.endpoint, "virtual_hosted_style_request": False}
     if newest is not None:
@@ -178,6 +190,7 @@ def client(bucket: Bucket, variables: Mapping[str, str] = os.environ, *, unsigne
 
     `unsigned` is as of `opened`. Raises UsageError as `opened` does.
     """
+    bucket = google.as_s3(bucket)
     if find_spec("boto3") is None:
         raise UsageError(MISSING.format("boto3"))
     import boto3
@@ -202,10 +215,12 @@ def client(bucket: Bucket, variables: Mapping[str, str] = os.environ, *, unsigne
 
 
 def region_of(bucket: Bucket, variables: Mapping[str, str] = os.environ, *, unsigned: bool = False) -> str:
-    """Return the region of a bucket, which the store tells also to those who may not use it.
+    """Return the region of a bucket, which the store tells also to those who may not use it; "" where none is needed.
 
     `unsigned` is as of `opened`. Raises UsageError if it does not tell.
     """
+    if bucket.scheme != "s3":
+        return ""
     asked = client(bucket, variables, unsigned=unsigned)
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -254,9 +269,10 @@ def trouble(error: Exception) -> Trouble:
         return Trouble(*_MEANINGS["PermanentRedirect"])
     if "External" in text and "credential provider" in text:
         return Trouble("the login of this computer has failed or expired", "log in again")
-    if _LOGINS in text:  # the last place where a login is looked for
+    if any(each in text for each in _LOGINS):  # the last place where a login is looked for
         return Trouble(NO_LOGIN, "log in, or name keys")
-    code = (found[1] or found[2]) if found else "AccessDenied" if "403 Forbidden" in text else ""
+    bare = next((code for status, code in _STATUSES.items() if status in text), "")
+    code = (found[1] or found[2]) if found else bare
     if code in _MEANINGS:
         meaning, advice = _MEANINGS[code]
         region = _REGION.search(text)

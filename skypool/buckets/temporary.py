@@ -4,7 +4,7 @@ AWS's STS makes them: https://docs.aws.amazon.com/IAM/latest/UserGuide/id_creden
 of its requests (read 2026-11-30). The keys of an IAM user may ask for 36 hours by GetFederationToken. A login that is
 temporary itself, such as that of SSO, must assume a role: for 12 hours at most if the role allows it, and for one hour
 if it is a role's login already. Both requests take a policy, which the credentials cannot exceed. Other stores, such as
-MinIO, know AssumeRole.
+MinIO, know AssumeRole. For buckets of Google, `downscoped` makes a token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from skypool import clock
-from skypool.buckets import store
+from skypool.buckets import downscoped, google, store
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.policies import LONGEST, policy
 from skypool.errors import UsageError
@@ -44,7 +44,7 @@ class Credentials:
     """Credentials that expire.
 
     Attributes:
-        values: the access key, its secret and the session token.
+        values: the access key, its secret and the session token; or a token alone.
         number: counts those of one `Issuer`, from 1.
         life: the seconds for which they count.
         made: when they were made, in seconds of `clock.elapsed()`.
@@ -66,13 +66,14 @@ def argument(name: str, value: object = None) -> str:
     return f"{name}=True" if name == "identity" else f"{name}={'' if value is None else repr(value)}"
 
 
-def remedies(option: Callable[..., str] = argument) -> str:
-    """Return what to do about a login that makes no temporary credentials, or too short ones.
+def remedies(bucket: Bucket, option: Callable[..., str] = argument) -> str:
+    """Return what to do about a login that makes no temporary credentials for a bucket, or too short ones.
 
     `option` returns an option as the user writes it.
     """
+    role = "" if bucket.scheme == "gs" else f" name a role to assume as {option('role')},"
     return (
-        f"name keys that reach this prefix alone as {option('keys')}, name a role to assume as {option('role')}, or "
+        f"name keys that reach this prefix alone as {option('keys')},{role} or "
         f"give the machines an identity and pass {option('identity')} (`skypool setup` makes one)"
     )
 
@@ -133,6 +134,9 @@ class Issuer:
         """Ask for new credentials."""
         check_login(self._bucket)
         began = clock.elapsed()
+        if self._bucket.scheme == "gs":
+            token, life = downscoped.token(self._bucket, remedies(self._bucket))
+            return Credentials((token,), number, life, began)
         with _told(self._bucket):
             said = self._answer()
         found = said["Credentials"]
@@ -186,6 +190,14 @@ def check_login(bucket: Bucket) -> bool:
 
     Return True if that login is one that is never renewed, and expires at a time that is not known.
     """
+    if bucket.scheme == "gs":
+        try:
+            google.login(google.override("sts", downscoped.STS))
+        except UsageError as e:
+            raise UsageError(
+                f"{bucket} needs credentials that a machine may have, which a login makes: {e}, or {remedies(bucket)}"
+            ) from e
+        return False
     if find_spec("boto3") is None:
         raise UsageError(store.MISSING.format("boto3"))
     import boto3
@@ -202,10 +214,10 @@ def check_login(bucket: Bucket) -> bool:
     if found is None or login is None:
         raise UsageError(
             f"{bucket} needs keys that a machine may have, and this computer has no login that could make temporary "
-            f"ones. Log in, or {remedies()}"
+            f"ones. Log in, or {remedies(bucket)}"
         )
     if login.token and not bucket.role:
-        ways = remedies()
+        ways = remedies(bucket)
         raise UsageError(
             f"{bucket} needs keys that a machine may have: the login of this computer is temporary itself, and must "
             f"assume a role to make some for {bucket.prefix or bucket.name} alone. {ways[0].upper()}{ways[1:]}"
@@ -256,8 +268,8 @@ def _told(bucket: Bucket) -> Iterator[None]:
         request = "AssumeRole" if bucket.role else "GetFederationToken"
         how = f"; {bucket.role} must trust it" if bucket.role else ""
         why = f"{_CODES[code]}{how if code == 'AccessDenied' else ''}" if code in _CODES else one_line(str(e), 300)
-        raise UsageError(f"no temporary credentials for {bucket} by {request}: {why}. Or {remedies()}") from e
+        raise UsageError(f"no temporary credentials for {bucket} by {request}: {why}. Or {remedies(bucket)}") from e
     except (BotoCoreError, OSError, ValueError) as e:  # OSError of a program that a login names
         raise UsageError(
-            f"no temporary credentials for {bucket}: {one_line(str(e), 300)}; log in again, or {remedies()}"
+            f"no temporary credentials for {bucket}: {one_line(str(e), 300)}; log in again, or {remedies(bucket)}"
         ) from e

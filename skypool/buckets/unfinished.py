@@ -1,4 +1,4 @@
-"""Finds unfinished uploads in a bucket with the protocol of S3, and removes them."""
+"""Finds unfinished uploads in a bucket, and removes them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
+from skypool.buckets import google
 from skypool.buckets.bucket import Bucket
-from skypool.buckets.store import client
+from skypool.buckets.store import client, values
 
 
 class Unfinished(NamedTuple):
@@ -39,13 +40,25 @@ def uploads(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterat
     Raises:
         UsageError: as `store.opened`.
         botocore.exceptions.ClientError, BotoCoreError: the store refuses to list them, or cannot be reached.
+        google.Refused and others, as of `google.uploads`: the same with gs://.
     """
+    bucket = google.as_s3(bucket)
+    if bucket.scheme == "gs":
+        yield from (Unfinished(*each) for each in google.uploads(bucket, values(bucket, variables)))
+        return
     below = f"{bucket.prefix}/" if bucket.prefix else ""
     pages = client(bucket, variables).get_paginator("list_multipart_uploads").paginate(Bucket=bucket.name, Prefix=below)
     for page in pages:
         for each in page.get("Uploads", ()):
             if each.keys() >= {"Key", "UploadId", "Initiated"}:
                 yield Unfinished(each["Key"], each["UploadId"], each["Initiated"])
+
+
+def is_gone(error: Exception) -> bool:
+    """Return True if a store says that it has no such bucket, which then has no uploads."""
+    said = getattr(error, "response", None)  # of botocore's ClientError
+    code = said.get("Error", {}).get("Code") if isinstance(said, dict) else getattr(error, "code", None)
+    return code == "NoSuchBucket"
 
 
 def remove_all(bucket: Bucket, variables: Mapping[str, str], since: datetime) -> int:
@@ -61,4 +74,8 @@ def remove_all(bucket: Bucket, variables: Mapping[str, str], since: datetime) ->
 
 def remove(bucket: Bucket, found: Unfinished, variables: Mapping[str, str] = os.environ) -> None:
     """Remove the parts of an unfinished upload. Raises as `uploads` does."""
+    bucket = google.as_s3(bucket)
+    if bucket.scheme == "gs":
+        google.abort(bucket, values(bucket, variables), found.key, found.upload)
+        return
     client(bucket, variables).abort_multipart_upload(Bucket=bucket.name, Key=found.key, UploadId=found.upload)

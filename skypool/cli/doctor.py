@@ -35,7 +35,11 @@ def doctor(
     ] = "",
     bucket: Annotated[
         str | None,
-        typer.Option("--bucket", metavar="URL", help="Check only this bucket: s3://NAME/PREFIX or file:///FOLDER."),
+        typer.Option(
+            "--bucket",
+            metavar="URL",
+            help="Check only this bucket: s3://NAME/PREFIX, gs://NAME/PREFIX or file:///FOLDER.",
+        ),
     ] = None,
     endpoint: Annotated[
         str,
@@ -96,7 +100,7 @@ _NOT_SET_UP = "not set up"
 
 def _check_bucket(bucket: Bucket, as_json: bool) -> None:
     found: list[Finding] = []
-    makes = bucket.login == "temporary" and (bucket.role or not bucket.endpoint)
+    makes = bucket.login == "temporary" and (bucket.role or not bucket.endpoint or bucket.scheme == "gs")
     for each in check_temporary(bucket) if makes else check(bucket):
         if not as_json:
             if not found:

@@ -161,7 +161,11 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="End what is lost. Default: only list it.")] = False,
     bucket: Annotated[
         str | None,
-        typer.Option("--bucket", metavar="URL", help="Only look for unfinished uploads below s3://NAME/PREFIX."),
+        typer.Option(
+            "--bucket",
+            metavar="URL",
+            help="Only look for unfinished uploads below s3://NAME/PREFIX or gs://NAME/PREFIX.",
+        ),
     ] = None,
     endpoint: Annotated[
         str, typer.Option("--endpoint", metavar="URL", help="The server of the bucket, if it is another.")

@@ -22,7 +22,10 @@ def add_to(app: typer.Typer) -> None:
 def setup(
     provider: Annotated[str, typer.Argument(help="Name of the provider.")],
     bucket: Annotated[
-        str, typer.Option("--bucket", metavar="URL", help="The bucket and the prefix: s3://NAME/PREFIX.")
+        str,
+        typer.Option(
+            "--bucket", metavar="URL", help="The bucket and the prefix: s3://NAME/PREFIX or gs://NAME/PREFIX."
+        ),
     ],
     region: Annotated[str, typer.Option("--region", help="The region of the bucket. Default: it is looked up.")] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Make it without asking.")] = False,
@@ -32,10 +35,10 @@ def setup(
     What would be made is printed first. To make it twice changes nothing.
     """
     place = Bucket(bucket, region=region)
-    if place.scheme != "s3" or not place.prefix:
-        raise UsageError(f"an identity is for a prefix, and {bucket} has none; write s3://NAME/PREFIX")
+    if not place.prefix:
+        raise UsageError(f"an identity is for a prefix, and {bucket} has none; write the bucket and a prefix")
     driver = registry.driver(provider)
-    if not isinstance(driver, Identifies):
+    if not isinstance(driver, Identifies) or driver.bucket_scheme != place.scheme:
         raise UsageError(f"machines of {provider} get no identity from skypool; name keys that reach {bucket} alone")
     identity = driver.bucket_identity(place)
     output.say(identity.plan)

@@ -63,7 +63,7 @@ def look(ledger: Ledger | None, bucket: Bucket | None, removes: bool) -> Uploads
             for each in found if removes else ():
                 unfinished.remove(place, each)
         except Exception as e:  # noqa: BLE001 - boto3 raises many kinds for what a store may answer; all are told
-            if bucket is None and _is_gone(e):
+            if bucket is None and unfinished.is_gone(e):
                 clean.append(place)
             else:
                 done.failures[str(place)] = _said(e)
@@ -79,12 +79,6 @@ def look(ledger: Ledger | None, bucket: Bucket | None, removes: bool) -> Uploads
 
 def _said(error: Exception) -> str:
     return one_line(str(error), 300) or type(error).__name__
-
-
-def _is_gone(error: Exception) -> bool:
-    """Return True if a store says that it has no such bucket, which then has no uploads."""
-    said = getattr(error, "response", None)  # of botocore's ClientError
-    return isinstance(said, dict) and said.get("Error", {}).get("Code") == "NoSuchBucket"
 
 
 def _ended(ledger: Ledger | None) -> Callable[[str], float | None]:
@@ -152,6 +146,6 @@ def bucket_named(url: str | None, endpoint: str, region: str, keys: str, others:
     if any(others):
         raise UsageError("--bucket looks at a bucket alone; leave --provider and --all out")
     bucket = Bucket(url, endpoint, region, keys.split(",") if keys else ())
-    if bucket.scheme != "s3":
-        raise UsageError(f"{url} has no unfinished uploads: they are of stores with the protocol of S3")
+    if bucket.scheme == "file":
+        raise UsageError(f"{url} has no unfinished uploads: they are of object stores")
     return bucket

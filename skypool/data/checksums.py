@@ -1,9 +1,10 @@
 """`Checksums`: compares what comes from a store with its ETags, where these are MD5 sums of the content.
 
 An ETag of 32 hexadecimal digits is the MD5 of an object that was uploaded at once. One that ends with "-N" is the MD5
-of the MD5s of its N parts. Some stores have others, and so has AWS for objects that are encrypted with keys of KMS
-or of the customer: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html (2026-11). A difference alone is
-therefore no proof. What comes twice alike is as the store has it.
+of the MD5s of its N parts, except at Google, where the MD5 of such an object is not known:
+https://cloud.google.com/storage/docs/hashes-etags (2026-11). Some stores have others, and so has AWS for objects that
+are encrypted with keys of KMS or of the customer: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html
+(2026-11). A difference alone is therefore no proof. What comes twice alike is as the store has it.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ class Checksums:
     """Compares the objects of one folder with the checksums of the store. Any thread may call the methods.
 
     Attributes:
+        parts: False if ETags of objects that were uploaded in parts say nothing of the content.
         checked: the number of objects that are as the store's checksums say.
     """
 
+    parts: bool = True
     checked: int = 0
     _others: int = 0
     _came: dict[str, str] = field(default_factory=dict[str, str])
@@ -66,7 +69,7 @@ class Checksums:
         if found is None or (self._others >= _ENOUGH and not self.checked):
             return None
         if found[2]:
-            parts = int(found[2])
+            parts = int(found[2]) if self.parts else 0
             return _OfParts(found[0].strip('"')) if parts == max(1, -(-size // PART)) else None
         return _AtOnce(found[1]) if file is None else _InOrder(found[1], file, size)
 

@@ -135,7 +135,8 @@ def _examined(folder: DataFolder) -> DataFolder:
     variables = dict(zip(bucket.keys, folder.values, strict=True))
     if not bucket.region and not bucket.endpoint:
         bucket = replace(bucket, region=store.region_of(bucket, variables, unsigned=True))
-    bucket = replace(bucket, endpoint=bucket.endpoint or store.endpoint_here())
+    if bucket.scheme == "s3":
+        bucket = replace(bucket, endpoint=bucket.endpoint or store.endpoint_here())
     opened = store.opened(bucket, variables, unsigned=True)
     import obstore
     from obstore.exceptions import BaseError

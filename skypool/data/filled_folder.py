@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from skypool.buckets import store
-from skypool.buckets.bucket import with_values
+from skypool.buckets import google, store
+from skypool.buckets.bucket import Bucket, with_values
 from skypool.data.checksums import Checksums
 from skypool.data.data_listing import wanted
 from skypool.data.fetching import Fetcher, above, check_room
@@ -108,7 +108,7 @@ class FilledFolder:
         self.phase = "fetching"
         self.trouble = ""
         self.done = Fetched()
-        self._checksums = Checksums()
+        self._checksums = Checksums(parts=not google.is_google(Bucket(said["url"], said["endpoint"])))
         self._come = 0  # bytes of whole files
         self._said, self._journals, self._turns, self._former = said, journals, turns, former
         self._stop = threading.Event()

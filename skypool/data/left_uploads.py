@@ -52,7 +52,7 @@ def note(session: str, buckets: Iterable[Bucket]) -> None:
         NotPrivate: another user can change the folder of the notes.
         OSError: the note cannot be written.
     """
-    wanted = [each for each in buckets if each.scheme == "s3"]
+    wanted = [each for each in buckets if each.scheme != "file"]
     if not wanted:
         return
     file = private.folder(_folder(), private.STATE) / f"{session}.json"

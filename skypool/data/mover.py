@@ -18,13 +18,13 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from skypool.buckets import store
-from skypool.buckets.bucket import Bucket, with_values
+from skypool.buckets.bucket import with_values
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.filled_folder import FETCHES, FilledFolder
 from skypool.data.folder_saver import FolderSaver
@@ -258,7 +258,7 @@ class Folder:
         if bucket.scheme == "file":
             os.makedirs(bucket.name, exist_ok=True)
         if said["login"] == "identity":
-            bucket = Bucket(bucket.url, region=bucket.region, identity=True)
+            bucket = replace(bucket, endpoint=bucket.endpoint if bucket.scheme == "gs" else "", identity=True)
         opened = store.opened(bucket, values, _PATIENCE, (lambda: self._credentials[1]) if bucket.keys else None)
         folder, executor = os.path.expanduser(said["folder"]), ThreadPoolExecutor(_SMALL_FILES)
         place = said["node"], said["nodes"], said["patterns"]

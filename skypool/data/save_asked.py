@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import combinations
 from typing import NamedTuple
 
-from skypool.buckets import store, temporary
+from skypool.buckets import google, store, temporary
 from skypool.buckets.bucket import SCHEMES, Bucket, with_values
 from skypool.buckets.bucket_check import OUTSIDE, check
 from skypool.data.local_files import OURS, nested
@@ -109,10 +109,13 @@ def refused_to_stranger(machine: str, bucket: Bucket, instead: str = "") -> str:
 
 def overlap(one: Bucket, other: Bucket) -> bool:
     """Return True if the place of one bucket is inside that of the other."""
-    first, second = (
-        f"{each.scheme}://{each.endpoint}/{each.name}/{each.prefix}/".replace("//", "/") for each in (one, other)
-    )
+    first, second = (f"{_store_of(each)}/{each.name}/{each.prefix}/".replace("//", "/") for each in (one, other))
     return first.startswith(second) or second.startswith(first)
+
+
+def _store_of(bucket: Bucket) -> str:
+    """Return what tells the store of a bucket from others. Google's has two protocols."""
+    return google.ENDPOINT if google.is_google(bucket) else f"{bucket.scheme}://{bucket.endpoint}"
 
 
 def checked(folders: Sequence[SaveFolder], tell: Callable[[str], object]) -> list[SaveFolder]:
@@ -136,7 +139,7 @@ def checked(folders: Sequence[SaveFolder], tell: Callable[[str], object]) -> lis
         if not bucket.region and not bucket.endpoint:
             bucket = replace(bucket, region=store.region_of(bucket, variables))
         asked, issuer = bucket, None
-        if not bucket.identity:  # a machine has one at its own cloud only
+        if bucket.scheme == "s3" and not bucket.identity:  # a machine has one at its own cloud only
             bucket = replace(bucket, endpoint=bucket.endpoint or store.endpoint_here())
         if bucket.login == "temporary":
             issuer = temporary.Issuer(asked)  # STS may have another endpoint
@@ -146,8 +149,9 @@ def checked(folders: Sequence[SaveFolder], tell: Callable[[str], object]) -> lis
                 tell(f"when the session token of this computer's login expires, saving to {bucket} fails")
         else:
             tried = bucket
-            if len(each.values) > 2 and each.expires is None:
-                tell(f"the keys of {bucket} have a session token: when it expires, saving fails")
+            if bucket.has_token and each.expires is None:
+                kind = "an access token" if len(each.values) == 1 else "a session token"
+                tell(f"the keys of {bucket} have {kind}: when it expires, saving fails")
         if not bucket.identity:
             _try(each.path, tried, variables, tell)
         found.append(each._replace(bucket=bucket, issuer=issuer))

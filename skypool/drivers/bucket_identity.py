@@ -35,6 +35,11 @@ class Identifies(Protocol):
         """True if the settings of the driver name an identity for the machines that it rents."""
         ...
 
+    @property
+    def bucket_scheme(self) -> str:
+        """The scheme of the buckets that such an identity reaches, such as "s3"."""
+        ...
+
     def bucket_identity(self, bucket: Bucket) -> BucketIdentity:
         """Return the identity for the prefix of a bucket. Nothing is made.
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import product
 
 from skypool import events
 from skypool.buckets import temporary, unfinished
@@ -560,7 +561,7 @@ def check_expiry(
         left = (each.expires - datetime.now(UTC)).total_seconds()
         if left < seconds:
             runs = f"{seconds / 3600:.1f} hours" if seconds < math.inf else "for any time"
-            ways = temporary.remedies(option)
+            ways = temporary.remedies(each.bucket, option)
             if isinstance(each, DataFolder):
                 ways = f"log in again, or name keys that do not expire as {option('keys')}"
             raise UsageError(
@@ -579,12 +580,21 @@ def check_identity(
 
     What machines of the user's own have is not known here. `option` returns an option as the user writes it.
     """
-    needing = next((each.bucket for each in folders if each.bucket.identity), None)
-    for driver in drivers if needing is not None else ():
-        if driver.name in providers and not (isinstance(driver, Identifies) and driver.gives_identity):
+    needing = {each.bucket.scheme: each.bucket for each in folders if each.bucket.identity}
+    for needed, driver in product(needing.values(), drivers):
+        if driver.name not in providers:
+            continue
+        what = f"{needed} is reached by an identity of the machine, and"
+        if not (isinstance(driver, Identifies) and driver.gives_identity):
+            role = "" if needed.scheme == "gs" else f" or {option('role')}"
             raise UsageError(
-                f"{needing} is reached by an identity of the machine, and {driver.name} is asked for machines without "
-                f"one; name it in the driver's settings, or save with {option('keys')} or {option('role')} instead"
+                f"{what} {driver.name} is asked for machines without one; name it in the driver's settings, or save "
+                f"with {option('keys')}{role} instead"
+            )
+        if driver.bucket_scheme != needed.scheme:
+            raise UsageError(
+                f"{what} those of {driver.name} reach {driver.bucket_scheme}:// alone; leave {option('identity')} out, "
+                f"or save with {option('keys')}"
             )
 
 
@@ -606,7 +616,7 @@ def check_lease(
             raise UsageError(
                 f"{given} is longer than the {each.issuer.shortest:.0f} s for which temporary credentials of "
                 f"{each.bucket} may last when this process is gone, so that machines could not save their last files; "
-                f"{way}{temporary.remedies(option)}"
+                f"{way}{temporary.remedies(each.bucket, option)}"
             )
 
 

@@ -1,0 +1,68 @@
+"""Tokens of Google for the prefix of one bucket, which the login of this computer makes.
+
+Security Token Service makes them of a token of the login and a Credential Access Boundary, which they cannot exceed:
+https://cloud.google.com/iam/docs/downscoping-short-lived-credentials (read 2026-11-30). They count as long as the token
+that they are made of, which is an hour at most. The bucket must have uniform bucket-level access.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from skypool.buckets import google
+from skypool.buckets.bucket import Bucket
+from skypool.buckets.policies import condition
+from skypool.errors import UsageError
+from skypool.text import one_line
+
+ROLE = "roles/storage.objectUser"
+"""The role with what saving needs: to list, read, write and delete objects, and to upload them in parts."""
+STS = "https://sts.googleapis.com"
+_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
+_ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
+
+
+def boundary(bucket: Bucket) -> dict[str, Any]:
+    """Return the Credential Access Boundary for the prefix of a bucket."""
+    rule: dict[str, Any] = {
+        "availableResource": f"//storage.googleapis.com/projects/_/buckets/{bucket.name}",
+        "availablePermissions": [f"inRole:{ROLE}"],
+    }
+    if bucket.prefix:
+        rule["availabilityCondition"] = {"expression": condition(bucket), "title": "skypool"}
+    return {"accessBoundary": {"accessBoundaryRules": [rule]}}
+
+
+def token(bucket: Bucket, remedies: str) -> tuple[str, float]:
+    """Return a new token for the prefix of a bucket, and the seconds for which it counts.
+
+    Raises UsageError if this computer has no login, or one that cannot make it. `remedies` says what else helps.
+    """
+    service = google.override("sts", STS)
+    login = google.login(service)
+    from google.auth.exceptions import GoogleAuthError
+    from google.oauth2 import sts
+
+    request = google.request()
+    what = "the login of this computer has failed or expired"
+    try:
+        login.refresh(request)
+        what = "Security Token Service makes none"
+        said = sts.Client(f"{service}/v1/token").exchange_token(  # type: ignore[no-untyped-call,unused-ignore]
+            request=request,
+            grant_type=_EXCHANGE,
+            subject_token=login.token,
+            subject_token_type=_ACCESS_TOKEN,
+            requested_token_type=_ACCESS_TOKEN,
+            additional_options=boundary(bucket),
+        )
+        found = str(said["access_token"])
+    except (GoogleAuthError, OSError, ValueError, KeyError) as e:
+        raise UsageError(
+            f"no temporary credentials for {bucket}: {what}: {one_line(str(e.args[0] if e.args else e), 300)}; to log "
+            f"in again, {google.LOG_IN}, or {remedies}"
+        ) from e
+    ends = login.expiry.replace(tzinfo=UTC) if login.expiry else None
+    left = (ends - datetime.now(UTC)).total_seconds() if ends else 0.0
+    return found, float(said.get("expires_in") or left)
