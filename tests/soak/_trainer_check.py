@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import pickletools
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,15 @@ def steps(kind: str, names: list[str]) -> dict[int, list[str]]:
         if found := re.match(_FOLDERS[kind], each):
             there.setdefault(int(found[1]), []).append(each)
     return there
+
+
+def global_step(checkpoint: bytes) -> int:
+    """Return the step of a checkpoint of Lightning. It is read from the pickle, which is not run."""
+    with zipfile.ZipFile(io.BytesIO(checkpoint)) as whole:
+        name = next(each for each in whole.namelist() if each.endswith("/data.pkl"))
+        words = [(code.name, value) for code, value, _ in pickletools.genops(whole.read(name))]
+    at = next(number for number, (_, value) in enumerate(words) if value == "global_step")
+    return next(int(value) for code, value in words[at:] if code.startswith("BININT"))
 
 
 def without_last(kind: str, there: Mapping[int, list[str]]) -> Iterator[str]:

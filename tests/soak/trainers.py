@@ -169,6 +169,13 @@ class Training:
         """Return the steps of the checkpoints that would be brought back, from old to new."""
         return sorted(_trainer_check.steps(self.kind, _trainer_check.programs_files(self.reader)))
 
+    def newest(self) -> int:
+        """Return the step from which a program would go on; 0 for none."""
+        if self.kind != "lightning":
+            return max(self.whole(), default=0)
+        is_there = "last.ckpt" in self.reader.names()  # what it goes on from, and another file beside the newest one
+        return _trainer_check.global_step(self.reader.get("last.ckpt")) if is_there else 0
+
     def until(self, attempt: Attempt, is_so: Any, what: str) -> None:
         began = time.monotonic()
         while not is_so():
@@ -185,14 +192,14 @@ class Training:
 
         Returns the step from which it has begun.
         """
-        before = max(self.whole(), default=0)
+        before, saved = self.newest(), max(self.whole(), default=0)
         attempt = self.start(*self.words(PAUSE))
         try:
             self.until(attempt, attempt.losses, "its first step")
             first = min(attempt.losses()) - 1
             seen: dict[int, float] = {}
             if is_saved:
-                self.until(attempt, lambda: max(self._look(seen), default=0) > before, "a checkpoint in the bucket")
+                self.until(attempt, lambda: max(self._look(seen), default=0) > saved, "a checkpoint in the bucket")
                 until = time.monotonic() + self.chance.uniform(0, EVERY * PAUSE)
             else:
                 left = STEPS - max(attempt.losses()) - 1
@@ -209,7 +216,7 @@ class Training:
         there = max(self.whole(), default=0)
         if there < safe:
             raise Trouble(f"step {safe} was in the bucket before the kill, and now only {there}")
-        self.lost.append(reached - max(there, first))
+        self.lost.append(reached - max(self.newest(), first))
         for step, when in seen.items():
             if done := [t for t, line in attempt.lines if line.startswith(f"step {step + 1} ") and t <= at]:
                 self.lags.append(when - done[0])
@@ -235,14 +242,14 @@ class Training:
 
     def finish(self, alone: Attempt) -> None:
         """Have an attempt that nobody kills. Raise Trouble if it does not end as without an interruption."""
-        before = self.whole()
+        before = self.newest()
         attempt = self.start(*self.words(0))
         if code := attempt.end():
             raise Trouble(f"the program has ended with {code}: {self.told()}")
         if alone.end():
             raise Trouble("the program has failed without skypool")
         first = min(attempt.losses(), default=STEPS + 1) - 1
-        if first != max(before, default=0):
+        if first != before:
             raise Trouble(f"it went on from {first}, and the bucket had {before}")
         for losses in (*self._losses, attempt.losses()):
             if wrong := _trainer_check.differences(losses, alone.losses()):
