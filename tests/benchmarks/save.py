@@ -233,7 +233,8 @@ class _Line(NamedTuple):
         folder.mkdir(exist_ok=True)
         login = {"AWS_ACCESS_KEY_ID": "owner", "AWS_SECRET_ACCESS_KEY": secret_of("owner")}
         end = {"S3_ENDPOINT_URL": self.store.endpoint, "RCLONE_S3_ENDPOINT": self.store.endpoint}
-        env = {**os.environ, **login, **end, **_RCLONE}
+        others = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        env = {**others, **login, **end, **_RCLONE}
         subprocess.run([*self.words, *argv(folder, prefix)], env=env, check=True, stdout=subprocess.DEVNULL)
         files = [str(each) for each in sorted(folder.rglob("*")) if each.is_file()]
         subprocess.run(["sha256sum", *files], check=True, stdout=subprocess.DEVNULL)
