@@ -203,11 +203,11 @@ class MoverWatch:
         os.set_blocking(self._child.stdout.fileno(), False)
         self._watch(self._child.stdout.fileno(), select.EPOLLIN, self._read)
         for id_, order in self._orders.items():
-            came = self._told.get(id_, {}).get("phase")
-            if came == "ended":
+            before = self._told.get(id_, {})
+            if before.get("phase") == "ended":
                 continue
-            is_back = came in ("saving", "ending", "there")
-            self._send({**order, "restores": order["restores"] and not is_back})
+            is_back = before.get("phase") in ("saving", "ending", "there")
+            self._send({**order, "restores": order["restores"] and not is_back, "before": before})
             if id_ in self._ends and id_ not in self._held and id_ not in self._looking:
                 self._send(self._ends[id_])
 

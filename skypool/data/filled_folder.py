@@ -91,7 +91,8 @@ class FilledFolder:
     order, fetches only what is missing or has changed.
 
     Args:
-        said: the command, with the members of `Order` in `skypool.wire.save_orders`.
+        said: the command, with the members of `Order` in `skypool.wire.save_orders`. `before` is the last account of a
+            mover that has ended; its counts go on.
         journals: the folder with the journals.
         turns: has as many requests at the same time as the mover may make.
         former: the same folder of an earlier order.
@@ -107,9 +108,11 @@ class FilledFolder:
         self.serial: str = said["serial"]
         self.phase = "fetching"
         self.trouble = ""
-        self.done = Fetched()
+        before = said.get("before", {})
+        self.done = Fetched(**before.get("back", {}))
         self._checksums = Checksums()
-        self._come = 0  # bytes of whole files
+        self._checked = self.done.checked  # by former movers
+        self._come = self.done.bytes = before.get("whole_bytes", 0)  # without parts of files, which come again
         self._said, self._journals, self._turns, self._former = said, journals, turns, former
         self._stop = threading.Event()
         self._use: IO[str] | None = None  # is locked while nobody else may change the folder
@@ -134,7 +137,8 @@ class FilledFolder:
     def told(self) -> dict[str, Any]:
         """Return the state of the folder for the client."""
         said = {name: self._said[name] for name in ("id", "url", "serial", "drain")}
-        return {**said, "is_data": True, "phase": self.phase, "trouble": self.trouble, "back": asdict(self.done)}
+        said |= {"is_data": True, "phase": self.phase, "trouble": self.trouble, "whole_bytes": self._come}
+        return {**said, "back": asdict(self.done)}
 
     def _work(self) -> None:
         if self._former is not None:
@@ -242,7 +246,7 @@ class FilledFolder:
 
         def arrived(each: Object) -> None:
             self._come += each.size
-            done.files, done.checked = done.files + 1, self._checksums.checked
+            done.files, done.checked = done.files + 1, self._checked + self._checksums.checked
 
         with ThreadPoolExecutor(FETCHES) as executor:
             empty = [path for path, each in missing.items() if not each.size]

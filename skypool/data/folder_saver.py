@@ -107,9 +107,9 @@ class FolderSaver:
         patterns: what is written last into a checkpoint, as `checkpoints` takes it.
         clock: the time in seconds, which only goes forward.
         joins: True if a node has saved to the prefix alone before. Its files are not those of this node.
+        account: what was saved. That of a former saver goes on.
 
     Attributes:
-        account: what was saved.
         rate: how fast files are sent.
         waiting: the files that are not saved as they are now.
         stopped: the inodes of files, by their paths, whose programs were stopped while they wrote. These files replace
@@ -126,7 +126,7 @@ class FolderSaver:
     patterns: Sequence[str] = ()
     clock: Callable[[], float] = time.monotonic
     joins: bool = False
-    account: Account = field(default_factory=Account, init=False)
+    account: Account = field(default_factory=Account)
     rate: Rate = field(init=False)
     waiting: Waiting = field(init=False)
     stopped: Mapping[str, int] = field(default_factory=dict[str, int], init=False)

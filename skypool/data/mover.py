@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from skypool.buckets import store
 from skypool.buckets.bucket import Bucket, with_values
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.filled_folder import FETCHES, FilledFolder
-from skypool.data.folder_saver import FolderSaver
+from skypool.data.folder_saver import Account, FolderSaver
 from skypool.data.local_files import listed, written
 from skypool.data.restoring import Restored, restore
 from skypool.errors import SkypoolError, UsageError
@@ -75,7 +75,8 @@ class Folder:
     """A folder that is saved. It has a thread of its own.
 
     Args:
-        said: the command, with the members of `Order` in `skypool.wire.save_orders`.
+        said: the command, with the members of `Order` in `skypool.wire.save_orders`. `before` is the last account of a
+            mover that has ended; its counts go on.
         journal: the file in which it is noted what was saved.
         former: the same folder when it was saved to another place. Its end is awaited.
 
@@ -90,7 +91,12 @@ class Folder:
         self.phase = "restoring" if said["restores"] else "saving"
         self.whole = False
         self.trouble = ""
-        self.restored = Restored()
+        before = said.get("before", {})
+        self.restored = Restored(**before.get("back", {}))
+        self.restored.received = self.restored.bytes  # parts of files come again
+        self._account = Account(**{each.name: before[each.name] for each in fields(Account) if each.name in before})
+        self._account.trouble = ""
+        self._former_rate: int = before.get("rate", 0)
         self._said, self._journal, self._former = said, journal, former
         self._credentials: tuple[int, tuple[str, ...]] = said["credentials"], tuple(said["values"])
         self._saver: FolderSaver | None = None
@@ -161,7 +167,8 @@ class Folder:
     def told(self) -> dict[str, Any]:
         """Return the state of the folder for the client."""
         saver = self._saver
-        account = asdict(saver.account) if saver is not None else {}
+        account = asdict(self._account)
+        account["rate"] = self._former_rate
         restored = asdict(self.restored)
         trouble = self._advised(self.trouble or account.pop("trouble", ""))
         said = {name: self._said[name] for name in ("id", "url", "serial", "drain")}
@@ -172,7 +179,7 @@ class Folder:
             account["unsaved"] += more.unsaved
             account["unsaved_bytes"] += more.unsaved_bytes
             account["oldest"] = round(max(saver.waiting.oldest, more.waiting.oldest))
-            account["rate"] = round(saver.rate.per_second)
+            account["rate"] = round(saver.rate.per_second) or self._former_rate
         said |= {"place": self._said["node"], "nodes": self._shared, "phase": self.phase, "whole": self.whole}
         said |= {"looked": self._has_looked, "credentials": self._credentials[0]}
         return {**account, **said, "trouble": trouble, "back": restored}
@@ -262,7 +269,7 @@ class Folder:
         opened = store.opened(bucket, values, _PATIENCE, (lambda: self._credentials[1]) if bucket.keys else None)
         folder, executor = os.path.expanduser(said["folder"]), ThreadPoolExecutor(_SMALL_FILES)
         place = said["node"], said["nodes"], said["patterns"]
-        saver = FolderSaver(opened, folder, self._journal, executor, *place, joins=said["joins"])
+        saver = FolderSaver(opened, folder, self._journal, executor, *place, joins=said["joins"], account=self._account)
         self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"], saver.rate)
         self._saver = saver  # after the others, as threads look for it
 
