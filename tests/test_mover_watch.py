@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from skypool.agent.mover_watch import MoverWatch
+from skypool.agent.shared_page import SharedPage
 from skypool.wire.save_orders import SOCKET, Order
 
 ROOT = str(Path(__file__).parents[1])
@@ -32,12 +33,16 @@ class Watched:
 
     place: Path
     now: float = 0.0
+    page: SharedPage = field(default_factory=lambda: SharedPage(1))
     told: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     read: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     watch: MoverWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.watch = MoverWatch(self._watch, lambda folders: self.told.update({each["id"]: each for each in folders}))
+        self.watch = MoverWatch(self._watch, self._tell, self.page)
+
+    def _tell(self, folders: list[dict[str, Any]]) -> None:
+        self.told |= {each["id"]: each for each in folders}
 
     def _watch(self, number: int, events: int, call: Callable[[], None]) -> None:
         self.read.pop(number, None)
@@ -121,3 +126,15 @@ def test_what_a_mover_has_counted_goes_on_with_the_next_one(watched: Watched) ->
     (watched.place / "out/newer").write_text("123456")
     said = watched.flush()
     assert (said["files"], said["bytes"]) == (2, 11)
+
+
+def test_a_mover_that_waits_for_its_start_begins_at_once_when_the_folder_ends(watched: Watched) -> None:
+    (watched.place / "out/new").write_text("12345")
+    watched.save()
+    watched.until(lambda: watched.told["out"]["phase"] == "saving")
+    for _ in range(7):  # the next one begins after 30 seconds
+        watched.kill()
+        assert watched.page.mover == watched.watch.pid != 0
+    assert not (watched.place / "bucket/new").exists()
+    watched.order({"do": "end", "id": "out", "seconds": 60.0, "calm": True, "stops": False})
+    watched.until(lambda: (watched.place / "bucket/new").exists(), 20)

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -28,7 +29,7 @@ from skypool.errors import LifetimeExceeded, UsageError
 from skypool.model import Need, Offer
 from skypool.pool import saving
 from skypool.testing import FakeCloud
-from skypool.wire.save_orders import FolderState
+from skypool.wire.save_orders import SOCKET, FolderState
 from tests.conftest import eventually, nodes, processes_of
 from tests.lab import stores
 from tests.lab.stores import secret_of
@@ -353,7 +354,10 @@ def test_a_mover_that_is_killed_begins_again(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_whose_agent_ends_while_its_mover_waits_for_its_next_start_saves_what_is_left(place: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_node_whose_agent_ends_while_its_mover_waits_for_its_next_start_saves_what_is_left(
+    place: Path, how: signal.Signals
+) -> None:
     made = pool(place, name="both-killed", liveness=5)
     with suppress(sky.ConnectionLost), made:
         write({"a": "1"}) >> made
@@ -362,10 +366,12 @@ def test_a_node_whose_agent_ends_while_its_mover_waits_for_its_next_start_saves_
             eventually(lambda: processes_in("both-killed", "skypool.data.mover"), 30, "the next mover")
             for each in processes_in("both-killed", "skypool.data.mover"):
                 os.kill(each, signal.SIGKILL)
+        eventually(lambda: processes_in("both-killed", "skypool.data.mover"), 30, "the one that waits")
         Path("out/late").write_text("2")
-        assert not processes_in("both-killed", "skypool.data.mover")
+        with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as asked:
+            asked.connect(str(nodes("both-killed")[0] / SOCKET))
         for each in processes_in("both-killed", "skypool-agent"):
-            os.kill(each, signal.SIGTERM)
+            os.kill(each, how)
         eventually(lambda: kept(place) == {"a": "1", "late": "2"}, 30, "the last file")
 
 

@@ -108,7 +108,7 @@ class Agent:
         self._unacknowledged = self._client.unacknowledged
         self._status = Status(plan, self._slots, self._queue, self._client, self._watch)
         self._lookout = Lookout(config.watch, self._watch, self._status.interrupt)
-        self._mover = MoverWatch(self._watch, lambda folders: self._client.send(Kind.SAVED, {"folders": folders}))
+        self._mover = MoverWatch(self._watch, lambda said: self._client.send(Kind.SAVED, {"folders": said}), page)
         self._gang_steps = GangSteps(self._slots, lambda said: self._client.send(Kind.STEPS, said), self._clock)
         self._call_output = CallOutput(self._slots, self._queue, self._client)
         self._answers = Answers(config, self._queue, self._call_output, self._unacknowledged)
@@ -176,7 +176,6 @@ class Agent:
         for each in self._slots.all:
             self._slots.signal(each, signal.SIGKILL)
         self._mover.end()
-        self.page.mover = self._mover.pid
         self._client.send(Kind.BYE, {})
         self._client.flush()
 
@@ -224,7 +223,6 @@ class Agent:
         self._lookout.tick(now)
         self._status.measure(now)
         self._mover.tick(now, is_idle=not self._calls)
-        self.page.mover, self.page.drain = self._mover.pid, self._mover.drain
         self._gang_steps.tick(now)
         self._packages.tick()
         self._kept.let_go(time.monotonic())  # `now` stands still while the agent is paused
