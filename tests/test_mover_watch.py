@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,33 @@ def test_a_mover_that_waits_for_its_start_begins_at_once_when_the_folder_ends(wa
     assert not (watched.place / "bucket/new").exists()
     watched.order({"do": "end", "id": "out", "seconds": 60.0, "calm": True, "stops": False})
     watched.until(lambda: (watched.place / "bucket/new").exists(), 20)
+
+
+def test_what_calls_write_is_known_to_the_next_mover_if_the_first_is_killed_before_or_after_it_looks(
+    watched: Watched,
+) -> None:
+    watched.save()
+    watched.until(lambda: watched.told["out"]["phase"] == "saving")
+    for name in ("known", "late"):
+        (watched.place / "out" / name).write_text("whole")
+    watched.flush()
+    with ExitStack() as calls:
+        known = calls.enter_context((watched.place / "out/known").open("w"))
+        known.write("ha")
+        known.flush()
+        number = watched.watch.look()
+        watched.until(lambda: watched.watch.has_looked(number))
+        watched.kill()  # it was known to this one
+        late = calls.enter_context((watched.place / "out/late").open("w"))
+        late.write("ha")
+        late.flush()
+        os.kill(watched.watch.pid, signal.SIGSTOP)
+        stopped: list[float] = []
+        end = {"do": "end", "id": "out", "seconds": 60.0, "calm": True, "stops": True}
+        watched.order(end, lambda grace: bool(stopped.append(grace)))
+        watched.kill()  # it never looks
+        watched.until(lambda: stopped)
+    watched.until(lambda: watched.told["out"]["phase"] == "ended")
+    assert {each.name: each.read_text() for each in (watched.place / "bucket").iterdir() if each.is_file()} == {
+        "known": "whole", "known.snapshot": "ha", "late": "whole", "late.snapshot": "ha"
+    }  # fmt: skip

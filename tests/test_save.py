@@ -274,6 +274,11 @@ def test_all_is_saved_before_the_lifetime_is_over(place: Path) -> None:
 
 
 @sky.compute
+def flush() -> bool:
+    return sky.saved("out").flush(timeout=60).whole
+
+
+@sky.compute
 def write_half() -> None:
     with Path("out/model").open("w") as file:
         file.write("ha")
@@ -290,32 +295,83 @@ def test_what_a_call_was_writing_that_is_stopped_replaces_no_former_file(place: 
     assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
 
 
+@pytest.mark.slow
+def test_what_a_call_was_writing_that_takes_too_long_replaces_no_former_file_before_it_is_written_anew(
+    place: Path,
+) -> None:
+    with pool(place) as made:
+        write({"model": "whole"}) >> made
+        flush() >> made
+        with pytest.raises(TimeoutError):
+            write_half.with_options(timeout=1)() >> made
+        flush() >> made
+        assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
+        write({"model": "whole, too"}) >> made
+        flush() >> made
+        assert kept(place) == {"model": "whole, too"}
+
+
 # --- processes that die --------------------------------------------------------------------------------------
 
 CLIENT = """
     import sys, time
     import skypool as sky
-    from tests.test_save import go_on_writing, pool
-    made = pool(sys.argv[1], lease=5, name="saved-orphan").start()
-    going = made.submit(go_on_writing, 600)
+    from tests.test_save import flush, go_on_writing, pool, write, write_half
+    made = pool(sys.argv[1], lease=5, name=sys.argv[2]).start()
+    if sys.argv[2] == "saved-half":
+        write({"model": "whole"}) >> made
+        flush() >> made
+        going = made.submit(write_half)
+    else:
+        going = made.submit(go_on_writing, 600)
     print("at work", flush=True)
     time.sleep(600)
 """
 
 
-def test_a_node_whose_client_is_killed_saves_what_is_left(place: Path) -> None:
+@contextlib.contextmanager
+def killed_client(place: Path, name: str) -> Iterator[None]:
+    """Another client with a pool that is at work. It is killed after the block."""
     client = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(CLIENT), str(place)], stdout=subprocess.PIPE,
+        [sys.executable, "-c", textwrap.dedent(CLIENT), str(place), name], stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     with client:
         assert client.stdout is not None
         client.stdout.readline()
+        try:
+            yield
+        finally:
+            client.send_signal(signal.SIGKILL)
+
+
+def test_a_node_whose_client_is_killed_saves_what_is_left(place: Path) -> None:
+    with killed_client(place, "saved-orphan"):
         eventually(lambda: Path("out/file-0020").exists(), 60, "the first files")
-        client.send_signal(signal.SIGKILL)
     eventually(lambda: not nodes("saved-orphan"), 60, "the end of the node")
     written = {each.name for each in Path("out").iterdir() if each.is_file()}
     eventually(lambda: kept(place).keys() == written, 30, "the last file")
+
+
+@pytest.mark.slow
+def test_what_a_call_was_writing_whose_client_is_killed_replaces_no_former_file(place: Path) -> None:
+    with killed_client(place, "saved-half"):
+        eventually(lambda: Path("out/model").read_text() == "ha", 60, "the half file")
+    eventually(lambda: not nodes("saved-half"), 60, "the end of the node")
+    assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
+
+
+@pytest.mark.slow
+def test_what_a_call_was_writing_whose_agent_is_killed_replaces_no_former_file(place: Path) -> None:
+    with pytest.raises(sky.ConnectionLost), pool(place, name="half-killed") as made:
+        write({"model": "whole"}) >> made
+        flush() >> made
+        going = made.submit(write_half)
+        eventually(lambda: Path("out/model").read_text() == "ha", 60, "the half file")
+        for each in processes_in("half-killed", "skypool-agent"):
+            os.kill(each, signal.SIGKILL)
+        going.result(60)
+    eventually(lambda: kept(place) == {"model": "whole", "model.snapshot": "ha"}, 30, "the last file")
 
 
 def processes_in(pool: str, words: str) -> list[int]:

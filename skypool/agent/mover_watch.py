@@ -10,7 +10,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skypool.agent.processes import CLEAN
@@ -75,7 +75,8 @@ class MoverWatch:
         self._orders: dict[str, dict[str, Any]] = {}
         self._ends: dict[str, dict[str, Any]] = {}
         self._looking: dict[str, Callable[[float], bool]] = {}  # ends that wait until the mover has looked
-        self._look_until = 0.0
+        self._look = self._end_look = 0
+        self._looks: dict[int, tuple[float, dict[str, Any]]] = {}  # until when each is awaited, and its order
         self._held: dict[str, float] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._child: subprocess.Popen[bytes] | None = None
@@ -109,9 +110,7 @@ class MoverWatch:
                     self._send(said)
                 else:
                     if not self._looking:
-                        self._look_until = self._now + _LOOK
-                        for each in self._saved():  # all of them, as calls are stopped for all
-                            self._send({"do": "look", "id": each})
+                        self._end_look = self.look()
                     self._looking[id_] = stop_calls
         elif said["do"] == "share":
             if id_ in self._orders:
@@ -135,10 +134,35 @@ class MoverWatch:
         """Return the ids of the folders that are saved, without those that are only filled."""
         return [id_ for id_, order in self._orders.items() if order["do"] == "save"]
 
+    def look(self, pids: Sequence[int] | None = None) -> int:
+        """Have the mover note which files are being written by processes that are stopped next. Return a number.
+
+        Args:
+            pids: the processes. Default None: all.
+
+        Returns:
+            What `has_looked` takes; 0 if nothing is saved.
+        """
+        if not self._saved():
+            return 0
+        self._look += 1
+        self._looks[self._look] = self._now + _LOOK, {"do": "look", "number": self._look, "pids": pids}
+        self._send_look(self._look)
+        return self._look
+
+    def _send_look(self, number: int) -> None:
+        for each in self._saved():  # all of them, as calls may write to all
+            self._send({**self._looks[number][1], "id": each})
+
+    def has_looked(self, number: int) -> bool:
+        """Return True if the mover has done a look, or would take too long."""
+        if number not in self._looks or self._child is None:
+            return True
+        return all(number in self._told.get(id_, {}).get("looked", ()) for id_ in self._saved())
+
     def _stop_calls(self) -> None:
         """Stop the calls, when the mover knows what they are writing. Then have saved what is left."""
-        looked = all(self._told.get(id_, {}).get("looked") for id_ in self._saved())
-        if self._child is not None and not looked and self._now < self._look_until:
+        if not self.has_looked(self._end_look):
             return
         looking, self._looking = self._looking, {}
         for id_, stop_calls in looking.items():
@@ -176,6 +200,7 @@ class MoverWatch:
         """
         self._now = now
         self._note()
+        self._looks = {number: (until, said) for number, (until, said) in self._looks.items() if now < until}
         if self._looking:
             self._stop_calls()
         for id_ in [id_ for id_, until in self._held.items() if is_idle or now >= until]:
@@ -237,6 +262,8 @@ class MoverWatch:
             self._send({**order, "restores": order["restores"] and not is_back, "before": before})
             if id_ in self._ends and id_ not in self._held and id_ not in self._looking:
                 self._send(self._ends[id_])
+        for number in self._looks:
+            self._send_look(number)
 
     def _send(self, said: Mapping[str, Any]) -> None:
         """Send an order to the mover if it runs. It is small, and the pipe has room for those that wait."""

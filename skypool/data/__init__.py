@@ -27,6 +27,7 @@ Modules of the mover:
 - `checkpoint_saver`: keeps the checkpoints of `Checkpoints`, and decides from which one to go on.
 - `objects`: requests about single objects.
 - `progress`: measures how fast files are sent, and since when others wait.
+- `half_files`: remembers which files were being written when their programs were stopped.
 - `local_files`: lists the files of a folder, and tells which are being written.
 - `wholeness`: knows which folders are checkpoints, and when one is whole.
 """
@@ -40,6 +41,7 @@ __all__ = [
     "fetching",
     "filled_folder",
     "folder_saver",
+    "half_files",
     "left_uploads",
     "local_files",
     "mover",

@@ -23,8 +23,8 @@ from skypool.buckets.bucket import with_values
 from skypool.data.checksums import Checksums
 from skypool.data.data_listing import wanted
 from skypool.data.fetching import Fetcher, above, check_room
-from skypool.data.folder_saver import Object, journal_lines
-from skypool.data.local_files import OURS, State, aside_of, listed, nested
+from skypool.data.folder_saver import Object
+from skypool.data.local_files import OURS, State, aside_of, journal_lines, listed, nested
 from skypool.data.objects import exists
 from skypool.data.restoring import in_the_way, move_aside
 from skypool.errors import UsageError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import secrets
 import stat
@@ -18,6 +19,8 @@ OWN = ".skypool"
 _LONGEST = 800
 """The most bytes of the name of a file. With a prefix and names of skypool's own, stores allow 1024."""
 _WRITES = os.O_WRONLY | os.O_RDWR
+_NAMED_MAP = 6
+"""The number of fields of a line of /proc/PID/maps that tells of a file."""
 
 
 class State(NamedTuple):
@@ -170,6 +173,29 @@ def written(folder: str, paths: Iterable[str]) -> dict[str, int]:
             if (inode := writers.inode_of(os.path.join(folder, path))) is not None:
                 found[path] = inode
     return found
+
+
+def written_by(pids: Iterable[int]) -> set[str]:
+    """Return the real paths of the files that processes have open for writing, or write through memory."""
+    found = set[str]()
+    for pid in map(str, pids):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError, ValueError):
+                    if _flags(pid, number) & _WRITES:
+                        found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+                mapped = (line.rstrip("\n").split(maxsplit=5) for line in file)
+                found |= {each[5] for each in mapped if len(each) == _NAMED_MAP and each[1][1::2] == "ws"}
+    return found
+
+
+def journal_lines(path: str) -> Iterator[object]:
+    """Yield the lines of a journal, but one that was not written to its end."""
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
 
 
 def _open_for_writing() -> Iterator[tuple[int, int]]:
