@@ -25,6 +25,7 @@ Modules of the mover:
 - `filled_folder`: fills one folder with data; `data_listing`: lists the objects that it gets.
 - `fetching`: fetches objects into a folder; `checksums`: compares them with the checksums of a store.
 - `checkpoint_saver`: keeps the checkpoints of `Checkpoints`, and decides from which one to go on.
+- `node_login`: how a node logs in to a bucket.
 - `objects`: requests about single objects.
 - `progress`: measures how fast files are sent, and since when others wait.
 - `half_files`: remembers which files were being written when their programs were stopped.
@@ -45,6 +46,7 @@ __all__ = [
     "left_uploads",
     "local_files",
     "mover",
+    "node_login",
     "objects",
     "progress",
     "restoring",

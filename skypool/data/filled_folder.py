@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from skypool.buckets import store
-from skypool.buckets.bucket import with_values
 from skypool.data.checksums import Checksums
 from skypool.data.data_listing import wanted
 from skypool.data.fetching import Fetcher, above, check_room
 from skypool.data.folder_saver import Object
 from skypool.data.local_files import OURS, State, aside_of, journal_lines, listed, nested
+from skypool.data.node_login import place_of
 from skypool.data.objects import exists
 from skypool.data.restoring import in_the_way, move_aside
 from skypool.errors import UsageError
@@ -114,6 +114,7 @@ class FilledFolder:
         self._checked = self.done.checked  # by former movers
         self._come = self.done.bytes = before.get("whole_bytes", 0)  # without parts of files, which come again
         self._said, self._journals, self._turns, self._former = said, journals, turns, former
+        self._credentials: tuple[int, tuple[str, ...]] = said["credentials"], tuple(said["values"])
         self._stop = threading.Event()
         self._use: IO[str] | None = None  # is locked while nobody else may change the folder
         self._thread = threading.Thread(target=self._work, name=f"data {self.id}", daemon=True)
@@ -123,6 +124,10 @@ class FilledFolder:
     def is_ending(self) -> bool:
         """True if it is not filled any more."""
         return self._stop.is_set()
+
+    def renew(self, credentials: int, values: tuple[str, ...]) -> None:
+        """Use other values for the requests that follow."""
+        self._credentials = credentials, values
 
     def end(self, seconds: float, calm: bool = False, is_quiet: threading.Event | None = None) -> None:
         """Fetch no more. Data has nothing to save, so that it needs no time for that."""
@@ -138,6 +143,7 @@ class FilledFolder:
         """Return the state of the folder for the client."""
         said = {name: self._said[name] for name in ("id", "url", "serial", "drain")}
         said |= {"is_data": True, "phase": self.phase, "trouble": self.trouble, "whole_bytes": self._come}
+        said["credentials"] = self._credentials[0]
         return {**said, "back": asdict(self.done)}
 
     def _work(self) -> None:
@@ -169,8 +175,9 @@ class FilledFolder:
     def _fill(self) -> None:
         """Make the folder as the bucket has it. Raises UsageError if this node cannot have it."""
         said = self._said
-        bucket, values = with_values(said["url"], said["endpoint"], said["region"], said["values"])
-        opened = store.opened(bucket, values, _PATIENCE, unsigned=True)
+        bucket, values = place_of(said, self._credentials[1])
+        newest = (lambda: self._credentials[1]) if bucket.keys else None
+        opened = store.opened(bucket, values, _PATIENCE, newest, unsigned=not bucket.identity)
         folder = self._made(os.path.abspath(os.path.expanduser(said["folder"])))
         if bucket.scheme == "file" and nested(os.path.realpath(bucket.name), folder):
             raise UsageError(f"{bucket} and {folder} are inside each other; use another folder")

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from skypool.buckets import store
-from skypool.buckets.bucket import Bucket, with_values
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.filled_folder import FETCHES, FilledFolder
 from skypool.data.folder_saver import Account, FolderSaver
 from skypool.data.local_files import listed, written
+from skypool.data.node_login import place_of
 from skypool.data.restoring import Restored, restore
 from skypool.errors import SkypoolError, UsageError
 from skypool.safety import peers, private
@@ -282,11 +282,9 @@ class Folder:
 
     def _open(self) -> None:
         said = self._said
-        bucket, values = with_values(said["url"], said["endpoint"], said["region"], said["values"])
+        bucket, values = place_of(said, self._credentials[1])
         if bucket.scheme == "file":
             os.makedirs(bucket.name, exist_ok=True)
-        if said["login"] == "identity":
-            bucket = Bucket(bucket.url, region=bucket.region, identity=True)
         opened = store.opened(bucket, values, _PATIENCE, (lambda: self._credentials[1]) if bucket.keys else None)
         folder, executor = os.path.expanduser(said["folder"]), ThreadPoolExecutor(_SMALL_FILES)
         place = said["node"], said["nodes"], said["patterns"]
@@ -418,7 +416,7 @@ class Mover:
                 threading.Thread(target=act, name=said["do"], daemon=True).start()
             return
         if said["do"] == "values":
-            if isinstance(former, Folder) and former.serial == said["serial"]:
+            if former is not None and former.serial == said["serial"]:
                 former.renew(said["credentials"], tuple(said["values"]))
             return
         if former is None or former.serial != said["serial"]:
