@@ -41,14 +41,10 @@ def policy(bucket: Bucket, partition: str = "aws", *, reads: bool = False) -> st
     listing: dict[str, Any] = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": place}
     if bucket.prefix:
         listing["Condition"] = {"StringLike": {"s3:prefix": below}}
-    statements = [
-        listing,
-        {"Effect": "Allow", "Action": [*(READS if reads else OBJECTS)], "Resource": f"{place}/{below}"},
-    ]
+    to_objects, to_keys = (READS, KEYS[:1]) if reads else (OBJECTS, KEYS)
+    statements = [listing, {"Effect": "Allow", "Action": [*to_objects], "Resource": f"{place}/{below}"}]
     if bucket.region and not bucket.endpoint:
         service = f"s3.{bucket.region}.amazonaws.com{'.cn' * (partition == 'aws-cn')}"
         by_s3 = {"StringEquals": {"kms:ViaService": service}}
-        statements.append(
-            {"Effect": "Allow", "Action": [*(KEYS[:1] if reads else KEYS)], "Resource": "*", "Condition": by_s3}
-        )
+        statements.append({"Effect": "Allow", "Action": [*to_keys], "Resource": "*", "Condition": by_s3})
     return json.dumps({"Version": "2012-10-17", "Statement": statements}, separators=(",", ":"))

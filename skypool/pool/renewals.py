@@ -1,4 +1,4 @@
-"""`Renewals`: sends nodes new temporary credentials for the folders that they save or fill, before the former ones expire."""
+"""`Renewals`: sends nodes new temporary credentials for folders in buckets, before the former ones expire."""
 
 from __future__ import annotations
 
