@@ -129,7 +129,12 @@ def stopped_writer(path: Path, text: str) -> Iterator[tuple[int, Callable[[], ob
         assert process.stdout is not None
         process.stdout.readline()
         try:
-            yield process.pid, lambda: (process.kill(), process.wait())
+
+            def stop() -> None:
+                process.kill()
+                process.wait()
+
+            yield process.pid, stop
         finally:
             process.kill()
 

@@ -162,7 +162,12 @@ def test_what_calls_write_is_known_to_the_next_mover_if_the_first_is_killed_befo
         os.kill(watched.watch.pid, signal.SIGSTOP)
         stopped: list[float] = []
         end = {"do": "end", "id": "out", "seconds": 60.0, "calm": True, "stops": True}
-        watched.order(end, lambda grace: bool(stopped.append(grace)))
+
+        def stop_calls(grace: float) -> bool:
+            stopped.append(grace)
+            return False
+
+        watched.order(end, stop_calls)
         watched.kill()  # it never looks
         watched.until(lambda: stopped)
     watched.until(lambda: watched.told["out"]["phase"] == "ended")

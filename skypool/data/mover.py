@@ -57,7 +57,7 @@ _RENEWALS = {
     "identity": "the machine renews them",
 }
 """What to do about credentials that have expired, by the way to log in."""
-_TO_RESTORE = 1.0, 30.0
+_PAUSES = 1.0, 30.0
 """The first and the longest pause in seconds after an attempt to bring a folder back."""
 _LOOKS = 64
 """The most looks that are told as done."""
@@ -80,8 +80,8 @@ class Folder:
         said: the command, with the members of `Order` in `skypool.wire.save_orders`. `before` is the last account of a
             mover that has ended; its counts go on.
         journal: the file in which it is noted what was saved.
-        news: is set when something is to be told at once.
         former: the same folder when it was saved to another place. Its end is awaited.
+        news: is set when something is to be told at once.
 
     Attributes:
         phase: "restoring", "saving", "ending", or "ended".
@@ -89,7 +89,11 @@ class Folder:
     """
 
     def __init__(
-        self, said: Mapping[str, Any], journal: str, news: threading.Event, former: Folder | FilledFolder | None = None
+        self,
+        said: Mapping[str, Any],
+        journal: str,
+        former: Folder | FilledFolder | None = None,
+        news: threading.Event | None = None,
     ) -> None:
         self.id: str = said["id"]
         self.serial: str = said["serial"]
@@ -116,7 +120,7 @@ class Folder:
         self._shared: int = said["nodes"]  # for so many nodes all files that are sent have owners
         self._sharing = threading.Lock()
         self._looked_for: list[int] = []
-        self._news = news
+        self._news = news or threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
         self._thread.start()
 
@@ -301,7 +305,7 @@ class Folder:
         """
         assert self._saver is not None
         assert self._checkpoints is not None
-        pause, longest = _TO_RESTORE
+        pause, longest = _PAUSES
         while self._until is None or (not self._said["restores"] and time.monotonic() < self._until):
             try:
                 if self._said["restores"]:
@@ -428,7 +432,7 @@ class Mover:
                 )
             else:
                 journals = private.folder(cache / "saved", private.CACHE)
-                self._folders[id_] = Folder(said, str(journals / said["journal"]), self._news, former)
+                self._folders[id_] = Folder(said, str(journals / said["journal"]), former, self._news)
 
     def _tell(self) -> None:
         told, at = b"", 0.0
