@@ -418,11 +418,17 @@ def test_a_node_whose_agent_ends_while_its_mover_waits_for_its_next_start_saves_
     with suppress(sky.ConnectionLost), made:
         write({"a": "1"}) >> made
         eventually(lambda: kept(place), 30, "the first file")
+        killed = set[int]()
+
+        def next_ones() -> set[int]:
+            return {*processes_in("both-killed", "skypool.data.mover")} - killed
+
         for _ in range(5):  # the next one begins after 8 seconds
-            eventually(lambda: processes_in("both-killed", "skypool.data.mover"), 30, "the next mover")
-            for each in processes_in("both-killed", "skypool.data.mover"):
+            eventually(next_ones, 30, "the next mover")
+            for each in next_ones():
                 os.kill(each, signal.SIGKILL)
-        eventually(lambda: processes_in("both-killed", "skypool.data.mover"), 30, "the one that waits")
+                killed.add(each)
+        eventually(next_ones, 30, "the one that waits")
         Path("out/late").write_text("2")
         with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as asked:
             asked.connect(str(nodes("both-killed")[0] / SOCKET))

@@ -584,7 +584,7 @@ def check_identity(
         if driver.name in providers and not (isinstance(driver, Identifies) and driver.gives_identity):
             raise UsageError(
                 f"{needing} is reached by an identity of the machine, and {driver.name} is asked for machines without "
-                f"one; name it in the driver's settings, or use {option('keys')} or {option('role')} instead"
+                f"one; name it in the driver's settings, or log in with {option('keys')} or {option('role')} instead"
             )
 
 
