@@ -321,7 +321,7 @@ def test_a_bucket_that_only_an_identity_of_machines_reaches_is_not_read_here(clo
     [found] = examined(data_asked({"data": bucket}))
     assert (found.bucket, found.files, found.login, found.is_secret) == (bucket, None, "identity", False)
     with pytest.raises(
-        UsageError, match=r"fake is asked for machines without one; .*, or log in with keys= or role= instead"
+        UsageError, match=r"fake is asked for machines without one; .*log in with keys= or role= instead"
     ):
         sky.ComputePool(FakeCloud(), data={"data": bucket}).start()
 
