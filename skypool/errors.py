@@ -330,7 +330,13 @@ class ProtocolError(ConnectionLost):
 
 
 class NodeInterrupted(ConnectionLost):
-    """The error for a node whose provider took the machine back, as a provider may do with spot machines."""
+    """The error for a node whose provider took the machine back, as a provider may do with spot machines.
+
+    Attributes:
+        left: seconds for which the machine goes on, if a program has ended by itself when it was told; 0.0 otherwise.
+    """
+
+    left: float = 0.0
 
 
 class TakenOver(ConnectionLost):

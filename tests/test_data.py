@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "bucket"
 
 
-def order(folder: Path, url: str, **more: Any) -> dict[str, Any]:
-    return Order("data", str(folder), url, serial=more.pop("serial", "1"), is_data=True, **more).to_json()
+def order(folder: Path, url: str, before: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    made = Order("data", str(folder), url, serial=more.pop("serial", "1"), is_data=True, **more).to_json()
+    return {**made, "before": before or {}}
 
 
 def filled(folder: Path, url: str, tmp_path: Path, **more: Any) -> FilledFolder:
@@ -222,6 +223,15 @@ def test_a_folder_is_filled_read_only_and_only_once(place: Path, tmp_path: Path)
     before = (folder / "a").stat().st_ino
     again = filled(folder, f"file://{place}", tmp_path, serial="2")
     assert (again.phase, again.done.wanted, (folder / "a").stat().st_ino) == ("there", 0, before)
+
+
+def test_what_a_former_mover_has_fetched_counts_without_the_parts_that_come_again(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    former = filled(folder, f"file://{place}", tmp_path).told()
+    (place / "late").write_bytes(bytes(1000))
+    before = {**former, "back": {**former["back"], "bytes": 3 + 400}}  # it had 400 bytes of the late one
+    made = filled(folder, f"file://{place}", tmp_path, before=before)
+    assert (made.done.files, made.done.bytes) == (made.done.wanted, made.done.wanted_bytes) == (3, 1003)
 
 
 def test_what_has_changed_on_either_side_is_made_as_the_bucket_has_it(place: Path, tmp_path: Path) -> None:

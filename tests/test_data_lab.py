@@ -17,23 +17,16 @@ from skypool.errors import UsageError
 from tests.conftest import eventually
 from tests.lab import stores
 from tests.lab.machines import Lab, Machine
-from tests.lab.stores import secret_of
 from tests.lab.work import files_and_modes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-KEYS = ("SAVE_ID", "SAVE_SECRET")
 FILES = {f"{number % 10}/shard-{number:03}": 10_000 * number for number in range(100)}
 
 
 @pytest.fixture
 def store(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[stores.Store]:
     """A store that the machines reach, with data and keys that only read."""
-    if why := stores.missing_s3():
-        pytest.skip(why)
-    monkeypatch.setenv("SAVE_ID", "reader")
-    monkeypatch.setenv("SAVE_SECRET", secret_of("reader"))
-    (tmp_path / "store").mkdir()
-    with stores.seaweedfs(tmp_path / "store", address=lab.gateway) as made:
+    with stores.in_lab(lab, tmp_path, monkeypatch, "reader") as made:
         owner = stores.client(made.endpoint)
         for name, size in FILES.items():
             owner.put_object(Bucket="models", Key=f"runs/data/{name}", Body=random.Random(name).randbytes(size))
@@ -42,7 +35,7 @@ def store(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def pool(lab: Lab, machines: list[Machine], store: stores.Store, folder: str, user: str = "root") -> sky.ComputePool:
     hosts = [sky.Host(each.address, host_key=each.host_key) for each in machines]
-    bucket = sky.Bucket("s3://models/runs/data", store.endpoint, keys=KEYS)
+    bucket = sky.Bucket("s3://models/runs/data", store.endpoint, keys=stores.KEYS)
     provider = sky.SSH(hosts=hosts, user=user, identity=str(lab.client_key))
     return sky.ComputePool(provider, nodes=len(machines), slots=1, console="off", data={folder: bucket})
 

@@ -8,6 +8,7 @@ from skypool.gangs import Gangs, Order, Verdict, step
 from skypool.gangs.states import (
     SETTLING,
     SHORTAGE,
+    SPARE,
     STOPPING,
     Action,
     Again,
@@ -250,6 +251,27 @@ def test_after_a_failure_the_others_are_stopped_once_the_time_to_settle_is_over(
         Free(0),
         Free(1),
     ]
+
+
+def test_after_a_rank_that_has_saved_the_others_have_the_time_until_the_machine_ends() -> None:
+    play = running(two(), 0, 1)
+    run = play.state.gangs[0].run
+    assert play(Ended(0, 1, 1, "interrupted", left=60.0)) == [Set(0, "settle", 60.0 - SPARE)]
+    assert play(Ended(0, 1, 0, "interrupted", left=50.0))[:2] == [
+        Unset(0, "settle"),
+        Again(0, Verdict("failed", run, 1, (0,))),
+    ]
+
+
+def test_a_failure_after_a_rank_that_has_saved_is_decided_soon() -> None:
+    play = running(two(procs=2), 0, 1)
+    play(Ended(0, 1, 1, "interrupted", left=60.0))
+    assert play(Ended(0, 1, 2, "returned"), Ended(0, 1, 3, "interrupted", left=60.0)) == []
+    assert play.state.gangs[0].phase == "settling"
+    late = running(two(procs=2), 0, 1)
+    late(Ended(0, 1, 1, "interrupted", left=60.0))
+    assert late(Ended(0, 1, 2, "died")) == [Set(0, "settle", SETTLING)]
+    assert late(Fired(0, "settle"))[0] == Stop(0, (0, 3))
 
 
 def test_a_failure_is_decided_at_once_when_no_rank_is_left() -> None:

@@ -22,10 +22,11 @@ import skypool as sky
 from skypool.drivers import registry
 from skypool.errors import LedgerError, PoolClosed, UsageError
 from skypool.model import Instance, Need, Offer
-from skypool.processes import Process
+from skypool.processes import Process, is_stopped
 from skypool.rental import ledger_damage, ledger_file, ledger_schema
 from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud
+from tests.conftest import eventually
 
 ROOT = Path(__file__).parent.parent
 OFFER = Offer("fake", "gpu", "north", "north-a", "on-demand", 3.6, least_billed=60.0)
@@ -412,6 +413,47 @@ def test_a_ledger_that_another_process_holds_is_waited_for_and_then_told_of(
         waits.result()
     book.close()
     assert [each.token for each in ledger.open_orders("s")] == ["s-1"]
+
+
+HOLDER = """
+import fcntl, sqlite3, sys
+if sys.argv[1] == "lock":
+    lock = open(sys.argv[2] + ".lock")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+else:
+    book = sqlite3.connect(sys.argv[2], isolation_level=None)
+    book.execute("BEGIN IMMEDIATE")
+print("holds", flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="this system does not tell who holds a lock")
+@pytest.mark.parametrize("what", ["lock", "write"])
+def test_a_stopped_process_that_holds_the_ledger_is_named_after_seconds_and_readers_need_no_lock_of_writers(
+    ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    assert ledger_file._TO_READ == 10.0
+    ledger.begin("p", "s", lease=600)
+    monkeypatch.setattr(ledger_file, "_TO_READ", 0.2)
+    monkeypatch.setattr(ledger_file, "PATIENCE", 0.4)
+    argv = [sys.executable, "-c", HOLDER, what, str(file)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            named = rf"is locked by process {holder.pid} \([^)]*python.*\): wait for it, or end it, and try again"
+            with pytest.raises(LedgerError, match=named):
+                ledger.intend("s", "s-0", OFFER, (0,))
+            holder.send_signal(signal.SIGSTOP)
+            eventually(lambda: is_stopped(holder.pid))
+            if what == "write":
+                assert [each.pool for each in ledger.pools()] == ["p"]
+            else:
+                with pytest.raises(LedgerError, match=rf"which is stopped: continue it with `kill -CONT {holder.pid}`"):
+                    ledger.pools()
+        finally:
+            holder.kill()
 
 
 def test_what_cannot_be_written_after_renting_is_told_once_and_written_later(

@@ -562,7 +562,7 @@ def test_an_owner_that_is_stopped_or_killed_is_told_of(page: int) -> None:
                 """Return False if the owner was stopped while it wrote to the ledger, which nobody can read then."""
                 if "owned: the process that owns pool 'owned' did not answer within 2 s" in (done := cli("ps")).stdout:
                     return True
-                assert "fuser" in done.stderr, done
+                assert f"is locked by process {owner.pid} (" in done.stderr, done
                 owner.send_signal(signal.SIGCONT)
                 time.sleep(0.2)
                 owner.send_signal(signal.SIGSTOP)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+import skypool as sky
 from skypool.buckets import store
 from skypool.buckets.bucket import Bucket, with_values
 from skypool.buckets.bucket_check import OUTSIDE, check
@@ -117,6 +118,12 @@ def test_a_login_for_a_prefix_reaches_nothing_else_with_the_requests_of_the_move
             assert all(each.good for each in said.values())
 
 
+@sky.compute
+def sizes(folder: str) -> dict[str, int]:
+    there = (each for each in Path(folder).rglob("*") if each.is_file())
+    return {str(each.relative_to(folder)): each.stat().st_size for each in there}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(stores.missing_s3()), reason=stores.missing_s3())
@@ -138,3 +145,11 @@ def test_a_pool_saves_and_brings_back_with_temporary_credentials_of_a_store_that
             told = heard(second)
             assert write({}) >> second == sorted(files)
         assert (told[-1].whole, told[-1].trouble) == (True, "")
+        with pool(tmp_path, save={}, data={"shards": bucket}) as third:
+            assert sizes("shards") >> third == {name: len(text) for name, text in files.items()}
+        values = Issuer(bucket, reads=True).current().values
+        opened = store.opened(*with_values(bucket.url, server.endpoint, "", values))
+        for what in ("overwrite", "write", "create", "write a large one", "delete"):
+            with pytest.raises(Exception) as refused:  # noqa: PT011 - what it means is compared
+                REQUESTS[what](opened)
+            assert store.trouble(refused.value).text == store.DENIED, what

@@ -38,6 +38,7 @@ from skypool.testing import FakeCloud, Stock
 from skypool.testing.cloud_state import When
 from tests.caches import with_zip
 from tests.conftest import eventually
+from tests.lab import stores
 from tests.lab.launches import LATER, LEASE_OVER
 from tests.test_ledger import change
 
@@ -121,6 +122,43 @@ def test_write_sends_creates_that_are_refused(prove: Run, cloud: FakeCloud) -> N
     assert len(re.findall(r"ok   a (type|zone) .*: refused: no ", done.stdout)) == 4
     assert len(cloud.control.calls("create")) == 4
     assert cloud.count() == 0
+
+
+@pytest.mark.needs("openssh")
+def test_write_checks_a_bucket_as_machines_would_use_it(prove: Run, cloud: FakeCloud, tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    done = prove("--level", "write", "--bucket", f"file://{tmp_path}/bucket")
+    told = [line.split(":")[1].strip() for line in done.stdout.splitlines() if "bucket: " in line]
+    assert (done.returncode, told) == (0, ["list", "write", "read", "create", "delete"])
+    assert not [*(tmp_path / "bucket").iterdir()]
+    missing = prove("--level", "write", "--bucket", f"file://{tmp_path}/missing")
+    assert missing.returncode == 1
+    assert bad(missing.stdout)[0].startswith(f"bucket: {tmp_path}/missing is no folder here")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--bucket", "file:///x"], "--bucket writes an object, which level read does not"),
+        (["--level", "write", "--bucket-keys", "A,B"], "are about a bucket; name it with --bucket URL"),
+        (["--level", "write", "--bucket", "s3a://x"], "did you mean s3://"),
+    ],
+)
+def test_a_bucket_that_cannot_be_checked_is_refused(prove: Run, words: list[str], why: str) -> None:
+    done = prove(*words)
+    assert done.returncode == 2
+    assert why in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.needs("openssh")
+@pytest.mark.skipif(bool(stores.missing_s3()), reason=stores.missing_s3())
+def test_keys_of_a_prefix_are_proved_to_reach_nothing_else(prove: Run, cloud: FakeCloud, tmp_path: Path) -> None:
+    with stores.seaweedfs(tmp_path) as server:
+        words = ["--level", "write", "--bucket", "s3://models/runs", "--bucket-endpoint", server.endpoint]
+        done = prove(*words, "--bucket-keys", "ID,SECRET", ID="run", SECRET=stores.secret_of("run"))
+    assert done.returncode == 0, done
+    assert "bucket: outside of the prefix: the keys were refused to list or look at objects there" in done.stdout
 
 
 @pytest.mark.needs("openssh")

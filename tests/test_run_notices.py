@@ -19,8 +19,7 @@ from skypool.agent import own_notices
 from skypool.agent.own_notices import OwnNotices
 from skypool.agent.shared_page import SharedPage
 from skypool.errors import NodeInterrupted, UsageError
-from skypool.runs.node_program import _NoticeTeller, catches, wait_for_others
-from skypool.runs.output_files import OutputFiles
+from skypool.runs.node_program import _NoticeTeller, catches
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, processes_of
 
@@ -154,28 +153,6 @@ def test_a_program_hears_of_a_notice_after_a_false_alarm_and_of_the_provider_aft
     assert process.stdout.read() == b"", "no signal came twice"
 
 
-def test_a_process_of_a_gang_that_has_saved_waits_for_those_that_still_save(page: SharedPage, tmp_path: Path) -> None:
-    first, second = (OutputFiles(str(tmp_path / str(rank))) for rank in range(2))
-    first.end(0)
-
-    def waits(all_: int = 2) -> threading.Thread:
-        made = threading.Thread(target=wait_for_others, args=(str(tmp_path), 2, all_), daemon=True)
-        made.start()
-        return made
-
-    page.interruption = time.time() + 60
-    waiting, elsewhere = waits(), waits(4)
-    waiting.join(0.3)
-    assert waiting.is_alive()
-    second.end(0)
-    waiting.join(30)
-    assert not waiting.is_alive()
-    assert elsewhere.is_alive(), "the ends on other nodes are not known"
-    page.interruption = time.time() + 4
-    elsewhere.join(30)
-    assert not elsewhere.is_alive(), "the machine ends"
-
-
 # --- whole runs --------------------------------------------------------------------------------------------------
 
 
@@ -190,8 +167,10 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud
     eventually(lambda: not processes_of(str(tmp_path)), 30, "the end of all processes of the cloud")
 
 
-def run(words: Sequence[str], cloud: FakeCloud, capsys: pytest.CaptureFixture[str], **options: Any) -> sky.Run[None]:
-    """Run a program, and announce that its machines are taken back when it has begun."""
+def run(
+    words: Sequence[str], cloud: FakeCloud, capsys: pytest.CaptureFixture[str], notice: float = 30, **options: Any
+) -> sky.Run[None]:
+    """Run a program, and announce that its machines are taken back when it has begun, so many seconds ahead."""
     said: list[str] = []
 
     def take_back() -> None:
@@ -201,7 +180,7 @@ def run(words: Sequence[str], cloud: FakeCloud, capsys: pytest.CaptureFixture[st
 
         eventually(has_begun, 60, "the program")
         for each in cloud.instances():
-            cloud.control.interrupt(each, 30)
+            cloud.control.interrupt(each, notice)
 
     provider = threading.Thread(target=take_back)
     provider.start()
@@ -253,6 +232,32 @@ def test_a_program_that_ends_by_the_signal_was_interrupted(
 ) -> None:
     with pytest.raises(NodeInterrupted, match=r"ended by SIGTERM when it was told; run it again to go on"):
         run(catching(status), cloud, capsys, procs=procs)
+
+
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    time.sleep(2 * int(os.environ["RANK"]))
+    print("saved", os.environ["RANK"], flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_gang_ends_when_its_last_process_has_saved(
+    cloud: FakeCloud, capsys: pytest.CaptureFixture[str], nodes: int
+) -> None:
+    Path("train.py").write_text(SAVES)
+    began = time.monotonic()
+    with pytest.raises(NodeInterrupted, match=r"ended by SIGTERM when it was told") as raised:
+        run([sys.executable, "train.py"], cloud, capsys, notice=120, procs=2 // nodes, nodes=nodes)
+    assert raised.value.others, "no process was stopped"
+    assert time.monotonic() - began < 90
+    printed = capsys.readouterr().out
+    assert {line.partition("saved ")[2] for line in printed.splitlines() if "saved" in line} == {"0", "1"}
 
 
 def test_a_signal_that_is_not_known_is_refused(cloud: FakeCloud) -> None:

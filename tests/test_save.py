@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -28,7 +29,7 @@ from skypool.errors import LifetimeExceeded, UsageError
 from skypool.model import Need, Offer
 from skypool.pool import saving
 from skypool.testing import FakeCloud
-from skypool.wire.save_orders import FolderState
+from skypool.wire.save_orders import SOCKET, FolderState
 from tests.conftest import eventually, nodes, processes_of
 from tests.lab import stores
 from tests.lab.stores import secret_of
@@ -274,6 +275,11 @@ def test_all_is_saved_before_the_lifetime_is_over(place: Path) -> None:
 
 
 @sky.compute
+def flush() -> bool:
+    return sky.saved("out").flush(timeout=60).whole
+
+
+@sky.compute
 def write_half() -> None:
     with Path("out/model").open("w") as file:
         file.write("ha")
@@ -290,33 +296,84 @@ def test_what_a_call_was_writing_that_is_stopped_replaces_no_former_file(place: 
     assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
 
 
+@pytest.mark.slow
+def test_what_a_call_was_writing_that_takes_too_long_replaces_no_former_file_before_it_is_written_anew(
+    place: Path,
+) -> None:
+    with pool(place) as made:
+        write({"model": "whole"}) >> made
+        flush() >> made
+        with pytest.raises(TimeoutError):
+            write_half.with_options(timeout=1)() >> made
+        flush() >> made
+        assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
+        write({"model": "whole, too"}) >> made
+        flush() >> made
+        assert kept(place) == {"model": "whole, too"}
+
+
 # --- processes that die --------------------------------------------------------------------------------------
 
 CLIENT = """
     import sys, time
     import skypool as sky
-    from tests.test_save import go_on_writing, pool
-    made = pool(sys.argv[1], lease=5, name="saved-orphan").start()
-    going = made.submit(go_on_writing, 600)
+    from tests.test_save import flush, go_on_writing, pool, write, write_half
+    made = pool(sys.argv[1], lease=5, name=sys.argv[2]).start()
+    if sys.argv[2] == "saved-half":
+        write({"model": "whole"}) >> made
+        flush() >> made
+        going = made.submit(write_half)
+    else:
+        going = made.submit(go_on_writing, 600)
     print("at work", flush=True)
     time.sleep(600)
 """
 
 
-@pytest.mark.slow
-def test_a_node_whose_client_is_killed_saves_what_is_left(place: Path) -> None:
+@contextlib.contextmanager
+def killed_client(place: Path, name: str) -> Iterator[None]:
+    """Another client with a pool that is at work. It is killed after the block."""
     client = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(CLIENT), str(place)], stdout=subprocess.PIPE,
+        [sys.executable, "-c", textwrap.dedent(CLIENT), str(place), name], stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     with client:
         assert client.stdout is not None
         client.stdout.readline()
+        try:
+            yield
+        finally:
+            client.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_node_whose_client_is_killed_saves_what_is_left(place: Path) -> None:
+    with killed_client(place, "saved-orphan"):
         eventually(lambda: Path("out/file-0020").exists(), 60, "the first files")
-        client.send_signal(signal.SIGKILL)
     eventually(lambda: not nodes("saved-orphan"), 60, "the end of the node")
     written = {each.name for each in Path("out").iterdir() if each.is_file()}
     eventually(lambda: kept(place).keys() == written, 30, "the last file")
+
+
+@pytest.mark.slow
+def test_what_a_call_was_writing_whose_client_is_killed_replaces_no_former_file(place: Path) -> None:
+    with killed_client(place, "saved-half"):
+        eventually(lambda: Path("out/model").read_text() == "ha", 60, "the half file")
+    eventually(lambda: not nodes("saved-half"), 60, "the end of the node")
+    assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
+
+
+@pytest.mark.slow
+def test_what_a_call_was_writing_whose_agent_is_killed_replaces_no_former_file(place: Path) -> None:
+    with pytest.raises(sky.ConnectionLost), pool(place, name="half-killed") as made:
+        write({"model": "whole"}) >> made
+        flush() >> made
+        going = made.submit(write_half)
+        eventually(lambda: Path("out/model").read_text() == "ha", 60, "the half file")
+        for each in processes_in("half-killed", "skypool-agent"):
+            os.kill(each, signal.SIGKILL)
+        going.result(60)
+    eventually(lambda: kept(place) == {"model": "whole", "model.snapshot": "ha"}, 30, "the last file")
 
 
 def processes_in(pool: str, words: str) -> list[int]:
@@ -356,19 +413,30 @@ def test_a_mover_that_is_killed_begins_again(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_whose_agent_ends_while_its_mover_waits_for_its_next_start_saves_what_is_left(place: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_node_whose_agent_ends_while_its_mover_waits_for_its_next_start_saves_what_is_left(
+    place: Path, how: signal.Signals
+) -> None:
     made = pool(place, name="both-killed", liveness=5)
     with suppress(sky.ConnectionLost), made:
         write({"a": "1"}) >> made
         eventually(lambda: kept(place), 30, "the first file")
+        killed = set[int]()
+
+        def next_ones() -> set[int]:
+            return {*processes_in("both-killed", "skypool.data.mover")} - killed
+
         for _ in range(5):  # the next one begins after 8 seconds
-            eventually(lambda: processes_in("both-killed", "skypool.data.mover"), 30, "the next mover")
-            for each in processes_in("both-killed", "skypool.data.mover"):
+            eventually(next_ones, 30, "the next mover")
+            for each in next_ones():
                 os.kill(each, signal.SIGKILL)
+                killed.add(each)
+        eventually(next_ones, 30, "the one that waits")
         Path("out/late").write_text("2")
-        assert not processes_in("both-killed", "skypool.data.mover")
+        with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as asked:
+            asked.connect(str(nodes("both-killed")[0] / SOCKET))
         for each in processes_in("both-killed", "skypool-agent"):
-            os.kill(each, signal.SIGTERM)
+            os.kill(each, how)
         eventually(lambda: kept(place) == {"a": "1", "late": "2"}, 30, "the last file")
 
 

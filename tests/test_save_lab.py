@@ -15,28 +15,21 @@ import skypool as sky
 from tests.conftest import eventually
 from tests.lab import stores
 from tests.lab.machines import Lab, Machine
-from tests.lab.stores import secret_of
 from tests.lab.work import saved_content, write_saved
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-KEYS = ("SAVE_ID", "SAVE_SECRET")
 
 
 @pytest.fixture
 def store(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[stores.Store]:
     """A store that the machines reach, with the keys of its owner in the environment."""
-    if why := stores.missing_s3():
-        pytest.skip(why)
-    monkeypatch.setenv("SAVE_ID", "run")
-    monkeypatch.setenv("SAVE_SECRET", secret_of("run"))
-    (tmp_path / "store").mkdir()
-    with stores.seaweedfs(tmp_path / "store", address=lab.gateway) as made:
+    with stores.in_lab(lab, tmp_path, monkeypatch, "run") as made:
         yield made
 
 
 def pool(lab: Lab, machines: list[Machine], store: stores.Store, prefix: str, **options: Any) -> sky.ComputePool:
     hosts = [sky.Host(each.address, host_key=each.host_key) for each in machines]
-    bucket = sky.Bucket(f"s3://models/runs/{prefix}", store.endpoint, keys=KEYS)
+    bucket = sky.Bucket(f"s3://models/runs/{prefix}", store.endpoint, keys=stores.KEYS)
     provider = sky.SSH(hosts=hosts, user="root", identity=str(lab.client_key))
     asked: dict[str, Any] = {
         "nodes": len(machines),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -18,13 +19,13 @@ from skypool.agent.notice import Herald
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.stop_notice import StopNotice
 from skypool.errors import LifetimeExceeded
-from skypool.pool.limits import SteadyReserve
+from skypool.pool.limits import Limits, SteadyReserve
 from skypool.runs.saver import Saver
 from skypool.runtime import Attended, Interruption
 from tests.conftest import eventually, nodes
 from tests.lab.work import wait_for_end
 from tests.test_linger import Moment
-from tests.test_save import pool
+from tests.test_save import pool, run
 
 RESERVE = 30.0
 
@@ -128,27 +129,38 @@ def test_the_reserve_of_a_pool_stays_once_its_stop_is_near() -> None:
     assert brief.note(44.0, brief())
 
 
-def test_a_program_is_not_interrupted_earlier_because_it_writes_its_last_files() -> None:
-    said: list[float] = [40.0, 30.0, 16.0, 14.0, 5.0]  # seconds left, at each look
-    needed, errors = [5.0], list[str]()
+def test_a_program_is_interrupted_when_nodes_were_told_though_it_writes_its_last_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, needed, allowed = [1000.0], [5.0], list[tuple[float, float]]()
+    monkeypatch.setattr("skypool.pool.limits.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("skypool.pool.limits.clock", SimpleNamespace(elapsed=lambda: now[0]))
+    link: Any = SimpleNamespace(is_up=True, silence=0.0, allow=lambda left, stop: allowed.append((left, now[0] + stop)))
+    rental: Any = SimpleNamespace(limits=SimpleNamespace(check=lambda early: 1100.0 - now[0]), check_owner=lambda: None)
+    terms: Any = SimpleNamespace(lease=600.0, name="p")
+    none: Any = None
+    limits = Limits(terms, rental, none, {0: link}, lambda: needed[0])
+    limits.for_programs = 10.0
+    for now[0] in (1000.0, 1055.0, 1060.0, 1065.0, 1084.0):
+        asyncio.run(limits.check())
+        needed[0] = 5.0 if now[0] < 1055.0 else 60.0
+        assert now[0] + limits.until_stop() == 1085.0
+    assert {stop for _, stop in allowed} == {1085.0}
 
-    def seconds_left() -> float:
-        needed[0] = 5.0 if len(said) == 5 else 60.0
-        return said.pop(0)
 
-    class Run:
-        buckets = True
-        seconds_to_save = property(lambda _: needed[0])
-        end_by_limit = staticmethod(lambda: None)
-
-    made: Any = Run()
-    made.seconds_left = seconds_left
+def test_a_program_is_interrupted_when_its_time_has_come() -> None:
+    said: list[float] = [20.0, 6.0, 0.0, -1.0]  # seconds until it ends, at each look
+    ended: list[float] = []
+    made: Any = SimpleNamespace(
+        buckets=True, seconds_left=lambda: 14.0, until_end=lambda: said.pop(0), end_by_limit=lambda: ended.append(0.0)
+    )
+    errors: list[str] = []
     tell: Any = SimpleNamespace(error=errors.append)
     saver = Saver(made, "", Path(), tell)
     wake: Any = SimpleNamespace(wait=lambda _: True, clear=lambda: None)  # do not wait between looks
     saver._wake = wake
     saver._work()
-    assert said == [5.0]
+    assert (said, ended) == ([-1.0], [0.0])
     assert errors[0].startswith("the machines end in 14 s")
 
 
@@ -210,6 +222,28 @@ def test_a_call_is_told_before_the_lifetime_is_over_and_what_it_saves_then_is_ke
     reason, left = (place / "told").read_text().split()
     assert reason == "limit"
     assert 0 < float(left) < 5.5
+
+
+PROGRAM = """
+import signal, sys, time
+import skypool
+
+def end(*_):
+    print("interrupted", time.time() - skypool.interruption().at, flush=True)
+    sys.exit()
+
+signal.signal(signal.SIGINT, end)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("home", [(), ("--save", "home")])
+def test_a_program_is_interrupted_at_the_time_that_it_was_told(place: Path, home: tuple[str, ...]) -> None:
+    Path("train.py").write_text(PROGRAM)
+    done = run("--local", "--max-lifetime", "100", "--save", f"out=file://{place}", *home, "train.py")
+    assert "interrupted" in done.stdout, done.stderr
+    assert abs(float(done.stdout.split()[-1])) < 3.0
 
 
 CLIENT = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from skypool.buckets.bucket_check import OUTSIDE, check_temporary
 from skypool.cli import run_messages
 from skypool.data import objects
 from skypool.data.data_asked import DataFolder, data_asked, examined
+from skypool.data.filled_folder import FETCHES, FilledFolder
 from skypool.data.save_asked import SaveFolder, checked, save_asked
 from skypool.errors import UsageError
 from skypool.pool.renewals import Renewals
@@ -275,6 +277,53 @@ def test_a_login_by_a_program_that_is_missing_is_told(tmp_path: Path, monkeypatc
     issuer = temporary.Issuer(Bucket("s3://models/x", region="us-east-1"))
     assert issuer.newest() is None
     assert "/nonexistent/login" in issuer.trouble
+
+
+def test_data_is_read_with_credentials_of_a_role_that_only_read_and_are_renewed_while_it_comes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with sts.short_lived(4) as cloud:
+        log_in(monkeypatch, SESSION)
+        variables = {"ID": "owner", "SECRET": "owner's secret"}
+        owner = store.client(Bucket("s3://models", cloud.endpoint, keys=("ID", "SECRET")), variables)
+        owner.put_object(Bucket="models", Key="shards/a", Body=b"123")
+        [asked] = data_asked({"data": Bucket("s3://models/shards", cloud.endpoint, role=sts.ROLE)})
+        [found] = examined([asked])
+        assert (found.files, found.bytes, found.login) == (1, 3, "temporary")
+        actions = [each["Action"] for each in json.loads(cloud.asked[0]["Policy"])["Statement"]]
+        assert actions == ["s3:ListBucket", ["s3:GetObject"]]
+        issuer = found.issuer
+        assert issuer is not None
+        old = issuer.current()
+        eventually(lambda: time.monotonic() > cloud.made[old.values[0]], 30, "the end of the first ones")
+        url, values = found.bucket.url, old.values
+        order = Order("data", str(tmp_path / "data"), url, cloud.endpoint, "", values, "temporary", 1, is_data=True)
+        folder = FilledFolder(order.to_json(), tmp_path, threading.Semaphore(FETCHES))
+        try:
+            eventually(lambda: folder.trouble.startswith(store.EXPIRED), 30, "the trouble")
+            assert (folder.phase, folder.told()["credentials"]) == ("fetching", 1)
+
+            def comes() -> bool:
+                newest = issuer.current()
+                folder.renew(newest.number, newest.values)
+                return folder.phase == "there"
+
+            eventually(comes, 30, "the data")
+            assert folder.told()["credentials"] > 1
+            assert (tmp_path / "data/a").read_bytes() == b"123"
+        finally:
+            folder.end(0.0)
+            folder.join()
+
+
+def test_a_bucket_that_only_an_identity_of_machines_reaches_is_not_read_here(cloud: sts.ShortLived) -> None:
+    bucket = Bucket("s3://models/shards", region="eu-west-1", identity=True)
+    [found] = examined(data_asked({"data": bucket}))
+    assert (found.bucket, found.files, found.login, found.is_secret) == (bucket, None, "identity", False)
+    with pytest.raises(
+        UsageError, match=r"fake is asked for machines without one; .*log in with keys= or role= instead"
+    ):
+        sky.ComputePool(FakeCloud(), data={"data": bucket}).start()
 
 
 def test_an_error_does_not_end_the_renewal_of_other_folders(cloud: sts.ShortLived) -> None:

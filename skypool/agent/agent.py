@@ -108,12 +108,12 @@ class Agent:
         self._unacknowledged = self._client.unacknowledged
         self._status = Status(plan, self._slots, self._queue, self._client, self._watch)
         self._lookout = Lookout(config.watch, self._watch, self._status.interrupt)
-        self._mover = MoverWatch(self._watch, lambda folders: self._client.send(Kind.SAVED, {"folders": folders}))
+        self._mover = MoverWatch(self._watch, lambda said: self._client.send(Kind.SAVED, {"folders": said}), page)
         self._gang_steps = GangSteps(self._slots, lambda said: self._client.send(Kind.STEPS, said), self._clock)
         self._call_output = CallOutput(self._slots, self._queue, self._client)
         self._answers = Answers(config, self._queue, self._call_output, self._unacknowledged)
         self._items = Items(self._slots, self._queue, self._client, self._arrivals, self._answers)
-        self._stops = Stops(config, self._slots, self._queue, self._clock, self._answers)
+        self._stops = Stops(config, self._slots, self._queue, self._clock, self._answers, self._mover)
         self._packages = Packages(config.folder, self._client.send, self._watch)
         self._store = Store(self._packages, self._slots, self._arrivals, self._kept)
         self._handlers = self._handle()
@@ -130,7 +130,8 @@ class Agent:
         """Start the workers, and run the event loop until the node must end. Then kill all workers and return.
 
         The loop ends when the client sends BYE, the node's deadline has passed, the keeper has died, or SIGTERM
-        arrives. Then the workers' process groups get SIGKILL, and a connected client gets BYE. Must be called in the
+        arrives. Then the workers' process groups get SIGKILL, from the keeper if a mover saves what they write, and a
+        connected client gets BYE. Must be called in the
         main thread, because it sets a signal handler.
         """
         signal.signal(signal.SIGTERM, lambda *_: self._bye())
@@ -173,10 +174,10 @@ class Agent:
                     self._packages.proceed()
                 self._client.flush()
             lacking = self._slots.spare > 0 and self._hire()
-        for each in self._slots.all:
-            self._slots.signal(each, signal.SIGKILL)
+        if not self._mover.pid or os.getppid() != self._keeper:  # else the keeper does, when the mover has looked
+            for each in self._slots.all:
+                self._slots.signal(each, signal.SIGKILL)
         self._mover.end()
-        self.page.mover = self._mover.pid
         self._client.send(Kind.BYE, {})
         self._client.flush()
 
@@ -224,7 +225,6 @@ class Agent:
         self._lookout.tick(now)
         self._status.measure(now)
         self._mover.tick(now, is_idle=not self._calls)
-        self.page.mover, self.page.drain = self._mover.pid, self._mover.drain
         self._gang_steps.tick(now)
         self._packages.tick()
         self._kept.let_go(time.monotonic())  # `now` stands still while the agent is paused

@@ -20,11 +20,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from skypool.agent import agent_socket
-from skypool.agent.processes import adopt_orphans, call_it, kill_descendants, started, usable_cpus
+from skypool.agent.processes import adopt_orphans, call_it, is_live, kill_descendants, started, usable_cpus
 from skypool.clock import RunningClock
 from skypool.safety import removal
 from skypool.wire.agent_config import AgentConfig
-from skypool.wire.save_orders import SOCKET, SOCKET_VARIABLE
+from skypool.wire.save_orders import LOOKED, SOCKET, SOCKET_VARIABLE
 
 if TYPE_CHECKING:
     from skypool.agent.shared_page import SharedPage
@@ -38,6 +38,8 @@ _LOOK = 0.5
 """Seconds between two checks of the deadline by the keeper."""
 _TO_OBEY = 1.0
 """Seconds that the agent has to end by itself when a signal tells the keeper to end."""
+_TO_LOOK = 4.0
+"""Seconds in which the mover has looked which files are being written, also if it is only starting."""
 _TO_RENEW = 5.0
 """Seconds that the agent has after the deadline to end by itself or to move the deadline.
 
@@ -122,6 +124,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
     status = _watch(agent, page)
     print(f"the agent ended ({status}); ending the processes that it left", flush=True)
     if page.mover:
+        _await_look(page.mover)
         kill_descendants(spared=page.mover)
         with contextlib.suppress(ProcessLookupError):
             os.kill(page.mover, signal.SIGTERM)  # nobody writes any more
@@ -130,6 +133,13 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
     os.chdir("/")
     removal.remove(config.folder)
     os._exit(0)
+
+
+def _await_look(mover: int) -> None:
+    """Wait until the mover knows which files the processes are writing that are killed next, or it has ended."""
+    until = time.monotonic() + _TO_LOOK
+    while time.monotonic() < until and not os.path.exists(LOOKED) and is_live(mover):
+        time.sleep(_LOOK / 50)
 
 
 def _await_mover(page: SharedPage) -> None:

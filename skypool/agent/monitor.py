@@ -52,7 +52,7 @@ _MOST_SPARE = JSON_SPARE - (64 << 10)
 
 They suffice for about 9 samples of 8 devices and 8 calls.
 """
-_AGAIN = 30
+_SENT_AGAIN = 30
 """The number of samples that are sent again on a new connection, because they may have been lost with the old one."""
 _LINE = 1 << 20
 """The most bytes of a line that the sampler prints. A longer line counts as a failure."""
@@ -151,12 +151,12 @@ class Monitor:
         return [said for _, said in found]
 
     def rewind(self) -> None:
-        """Have `taken` return the last `_AGAIN` (30) samples again, because an earlier connection may have lost them.
+        """Have `taken` return the last `_SENT_AGAIN` (30) samples again, as an earlier connection may have lost them.
 
         Two calls in a row go back no further than one. The client drops samples that it has already, but recognises
         only the last ones.
         """
-        self._sent = min(self._sent, max(0, self._most_sent - _AGAIN))
+        self._sent = min(self._sent, max(0, self._most_sent - _SENT_AGAIN))
 
     # --- measuring -------------------------------------------------------------------------------------------
 

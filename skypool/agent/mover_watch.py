@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skypool.agent.processes import CLEAN
+from skypool.agent.shared_page import SharedPage
 from skypool.wire.save_orders import seconds_needed
 
 _SILENT = 20.0
@@ -42,27 +45,38 @@ _KEPT = {
 }
 _PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
 """The variables that the mover gets. Others may have keys, or change which store is used."""
-_PROGRAM = "import sys; sys.path[:0] = sys.argv[1:]; from skypool.data.mover import start; start(3)"
+_PROGRAM = (
+    "import sys; sys.path[:0] = sys.argv[2:]; from skypool.agent.processes import wait_for_writer; "
+    "wait_for_writer(float(sys.argv[1])); from skypool.data.mover import start; start(3)"
+)
+_PIPE = 1 << 20
+"""The bytes of orders that wait while a mover that was started does not read yet."""
 
 
 class MoverWatch:
     """Starts the mover when there is something to save, watches it, and starts it again if it ends.
 
+    The next mover is a process at once, with all orders. It begins its work after a pause, or when the agent ends, even
+    if that is killed.
+
     Args:
         watch: has the agent's loop call a function when there is something to read.
         tell: called with each account for the client.
+        page: tells the keeper of the mover.
     """
 
     def __init__(
         self,
         watch: Callable[[int, int, Callable[[], None]], None],
         tell: Callable[[list[dict[str, Any]]], None],
+        page: SharedPage,
     ) -> None:
-        self._watch, self._tell = watch, tell
+        self._watch, self._tell, self._page = watch, tell, page
         self._orders: dict[str, dict[str, Any]] = {}
         self._ends: dict[str, dict[str, Any]] = {}
         self._looking: dict[str, Callable[[float], bool]] = {}  # ends that wait until the mover has looked
-        self._look_until = 0.0
+        self._look = self._end_look = 0
+        self._looks: dict[int, tuple[float, dict[str, Any]]] = {}  # until when each is awaited, and its order
         self._held: dict[str, float] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._child: subprocess.Popen[bytes] | None = None
@@ -89,13 +103,14 @@ class MoverWatch:
         if said["do"] == "end":
             if id_ in self._orders and id_ not in self._ends:
                 self._ends[id_] = dict(said)
+                if self._child is not None and self._now < self._started:  # it has no time for a pause any more
+                    self._drop()
+                    self._start()
                 if not said.get("stops"):
                     self._send(said)
                 else:
                     if not self._looking:
-                        self._look_until = self._now + _LOOK
-                        for each in self._saved():  # all of them, as calls are stopped for all
-                            self._send({"do": "look", "id": each})
+                        self._end_look = self.look()
                     self._looking[id_] = stop_calls
         elif said["do"] == "share":
             if id_ in self._orders:
@@ -119,10 +134,35 @@ class MoverWatch:
         """Return the ids of the folders that are saved, without those that are only filled."""
         return [id_ for id_, order in self._orders.items() if order["do"] == "save"]
 
+    def look(self, pids: Sequence[int] | None = None) -> int:
+        """Have the mover note which files are being written by processes that are stopped next. Return a number.
+
+        Args:
+            pids: the processes. Default None: all.
+
+        Returns:
+            What `has_looked` takes; 0 if nothing is saved.
+        """
+        if not self._saved():
+            return 0
+        self._look += 1
+        self._looks[self._look] = self._now + _LOOK, {"do": "look", "number": self._look, "pids": pids}
+        self._send_look(self._look)
+        return self._look
+
+    def _send_look(self, number: int) -> None:
+        for each in self._saved():  # all of them, as calls may write to all
+            self._send({**self._looks[number][1], "id": each})
+
+    def has_looked(self, number: int) -> bool:
+        """Return True if the mover has done a look, or would take too long."""
+        if number not in self._looks or self._child is None:
+            return True
+        return all(number in self._told.get(id_, {}).get("looked", ()) for id_ in self._saved())
+
     def _stop_calls(self) -> None:
         """Stop the calls, when the mover knows what they are writing. Then have saved what is left."""
-        looked = all(self._told.get(id_, {}).get("looked") for id_ in self._saved())
-        if self._child is not None and not looked and self._now < self._look_until:
+        if not self.has_looked(self._end_look):
             return
         looking, self._looking = self._looking, {}
         for id_, stop_calls in looking.items():
@@ -159,6 +199,8 @@ class MoverWatch:
             is_idle: True if no call is there.
         """
         self._now = now
+        self._note()
+        self._looks = {number: (until, said) for number, (until, said) in self._looks.items() if now < until}
         if self._looking:
             self._stop_calls()
         for id_ in [id_ for id_, until in self._held.items() if is_idle or now >= until]:
@@ -172,47 +214,59 @@ class MoverWatch:
         elif now - self._heard > _SILENT:
             self._give_up("the mover hangs")
 
+    def _note(self) -> None:
+        """Tell the keeper which process it must let save what is left, and for how long."""
+        self._page.mover, self._page.drain = self.pid, self.drain
+
     def kill(self) -> None:
         """Kill the mover, as nothing is to be saved any more."""
         self._orders.clear()
+        self._note()
         if self._child is not None:
             self._child.kill()
 
     def end(self) -> None:
-        """Let the mover save what is left, as the agent ends. If it just waits for its next start, start it now."""
+        """Let the mover save what is left, as the agent ends. If it could not be started, try that once more."""
         if self._child is None and any(self._told.get(id_, {}).get("phase") != "ended" for id_ in self._saved()):
             self._start()
 
-    def _start(self) -> None:
+    def _start(self, pause: float = 0.0) -> None:
+        """Start a mover, which begins its work after a pause."""
         parts = next(iter(self._orders.values()))["parts"]
         paths = [sys.path[0], os.path.expanduser(parts)]
-        argv = ["sh", "-c", CLEAN, "sh", sys.executable, "-P", "-c", _PROGRAM, *paths]
+        argv = ["sh", "-c", CLEAN, "sh", sys.executable, "-P", "-c", _PROGRAM, f"{pause}", *paths]
         env = {name: value for name, value in os.environ.items() if name in _KEPT or name.lower() in _PROXIES}
-        self._heard = self._started = self._now
+        self._heard = self._started = self._now + pause
         self._said, self._error = b"", ""
         # when the agent has ended, the keeper sends SIGTERM, which must not end a mover that is only starting
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
             self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         except OSError as e:
-            self._fail(f"the mover cannot be started: {e}")
+            self._start_at = self._now + self._fail(f"the mover cannot be started: {e}")
             return
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        assert self._child.stdin is not None
         assert self._child.stdout is not None
+        with contextlib.suppress(OSError):  # this user has too many pipes; a smaller one is enough for a few folders
+            fcntl.fcntl(self._child.stdin, fcntl.F_SETPIPE_SZ, _PIPE)
         os.set_blocking(self._child.stdout.fileno(), False)
         self._watch(self._child.stdout.fileno(), select.EPOLLIN, self._read)
+        self._note()
         for id_, order in self._orders.items():
-            came = self._told.get(id_, {}).get("phase")
-            if came == "ended":
+            before = self._told.get(id_, {})
+            if before.get("phase") == "ended":
                 continue
-            is_back = came in ("saving", "ending", "there")
-            self._send({**order, "restores": order["restores"] and not is_back})
+            is_back = before.get("phase") in ("saving", "ending", "there")
+            self._send({**order, "restores": order["restores"] and not is_back, "before": before})
             if id_ in self._ends and id_ not in self._held and id_ not in self._looking:
                 self._send(self._ends[id_])
+        for number in self._looks:
+            self._send_look(number)
 
     def _send(self, said: Mapping[str, Any]) -> None:
-        """Send an order to the mover if it runs. It is small, and the mover reads at once."""
+        """Send an order to the mover if it runs. It is small, and the pipe has room for those that wait."""
         if self._child is None or self._child.stdin is None:
             return
         try:
@@ -258,7 +312,13 @@ class MoverWatch:
             self._stop_calls()
 
     def _give_up(self, why: str) -> None:
-        """Kill the mover, if it has not ended, and start it again later."""
+        """Kill the mover, if it has not ended, and start the next one."""
+        self._drop()
+        pause = self._fail(why)
+        if self._orders:
+            self._start(pause)
+
+    def _drop(self) -> None:
         child = self._child
         assert child is not None
         assert child.stdin is not None
@@ -271,15 +331,16 @@ class MoverWatch:
             except OSError:  # what was written to it is lost with it
                 continue
         self._child = None
-        self._fail(why)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str) -> float:
+        """Tell why the mover has ended. Return the seconds until the next one begins."""
         print(why, file=sys.stderr, flush=True)
-        self._start_at = self._now + self._pause
+        pause = self._pause
         self._pause = min(2 * self._pause or _PAUSE[0], _PAUSE[1])
         for id_, order in self._orders.items():
             self._told[id_] = {**self._told.get(id_, _untold(order)), "trouble": why}
         self.tell_again()
+        return pause
 
 
 def _untold(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import time
@@ -89,6 +90,13 @@ def _running(zombies: bool = False) -> Iterator[_Process]:
             # without its main thread, a process whose other threads run looks like one that has ended
             if zombies or fields[0] != b"Z" or int(fields[17]) > 1:
                 yield _Process(int(name), int(fields[1]), int(fields[2]))
+
+
+def wait_for_writer(seconds: float) -> None:
+    """Wait so long, but only while another process may write to stdin, a pipe."""
+    poll = select.poll()
+    poll.register(0, 0)
+    poll.poll(1000 * seconds)
 
 
 def children(pid: int) -> list[int]:

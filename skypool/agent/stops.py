@@ -10,6 +10,7 @@ from skypool.agent import stacks
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.failed_calls import Answers
+from skypool.agent.mover_watch import MoverWatch
 from skypool.agent.processes import children, descendants
 from skypool.agent.worker_processes import GANG, Slot, Slots
 from skypool.clock import RunningClock
@@ -33,7 +34,13 @@ class Stops:
     """
 
     def __init__(
-        self, config: AgentConfig, slots: Slots, queue: CallQueue, clock: RunningClock, answers: Answers
+        self,
+        config: AgentConfig,
+        slots: Slots,
+        queue: CallQueue,
+        clock: RunningClock,
+        answers: Answers,
+        mover: MoverWatch,
     ) -> None:
         self._grace = config.grace
         self._liveness = config.liveness
@@ -41,6 +48,7 @@ class Stops:
         self._queue = queue
         self._clock = clock
         self._answers = answers
+        self._mover = mover
         self.cancelling = False
 
     def cancel(self, id_: int, grace: float) -> None:
@@ -56,8 +64,10 @@ class Stops:
             self.cancelling = True
 
     def cancel_all(self, grace: float) -> bool:
-        """Cancel all calls as `cancel` does. Return False if there are none."""
+        """Cancel all calls as `cancel` does, when the mover has looked. Return False if there are none."""
         for id_ in [*self._queue.calls]:
+            if (call := self._queue.get(id_)) is not None:
+                call.look = 0
             self.cancel(id_, grace)
         return bool(self._queue.calls)
 
@@ -93,6 +103,12 @@ class Stops:
                 if (slot := self._slots.running(call.id)) is not None:
                     self._slots.signal(slot, signal.SIGKILL)
 
+    def _has_looked(self, slot: Slot, call: NodeCall) -> bool:
+        """Return True if the mover knows which files a call is writing, so that it may be stopped."""
+        if call.look is None:
+            call.look = self._mover.look([slot.pid, *descendants(slot.pid)]) if self._mover.pid else 0
+        return self._mover.has_looked(call.look)
+
     def _has_told(self, slot: Slot, call: NodeCall, now: float) -> bool:
         """Return True if a call may be asked to stop now, and False while its stacks are still being written."""
         # what it writes is for the error's message
@@ -126,7 +142,12 @@ class Stops:
         slot = self._slots.running(call.id)
         if slot is not None:
             call.missing = None
-            if call.doomed and slot.kill_at is None and self._has_told(slot, call, now):
+            if (
+                call.doomed
+                and slot.kill_at is None
+                and self._has_told(slot, call, now)
+                and self._has_looked(slot, call)
+            ):
                 self._slots.stop_call(slot, call.id, self._grace if call.grace is None else call.grace)
         elif call.missing is not None and now - call.missing > _LOST_AFTER:
             self._queue.again([call.id])
@@ -154,6 +175,8 @@ class Stops:
         slot.silent_since = slot.silent_since or now
         if now - slot.silent_since > self._liveness:
             call = self._queue.get(self._slots.page.running(slot.number)[0])
+            if call is not None and not self._has_looked(slot, call):
+                return
             if call is not None and not call.doomed:
                 call.doomed = "stopped"
             self._slots.signal(slot, signal.SIGKILL)

@@ -114,6 +114,15 @@ def check_temporary(bucket: Bucket) -> Iterator[Finding]:
     yield from check(*with_values(bucket.url, bucket.endpoint, bucket.region, made.values), named)
 
 
+def check_as_machine(bucket: Bucket) -> Iterator[Finding]:
+    """Yield what was found about a bucket with what a machine would log in with, as far as that is here.
+
+    Raises UsageError as `check` does.
+    """
+    makes = bucket.login == "temporary" and (bucket.role or not bucket.endpoint or bucket.scheme == "gs")
+    return check_temporary(bucket) if makes else check(bucket)
+
+
 def _tried(what: str, act: Callable[[], str]) -> Finding:
     """Do something, and return what was found by it."""
     from obstore.exceptions import BaseError

@@ -16,7 +16,9 @@ OBJECTS = (
 )
 """What may be done to objects below the prefix."""
 KEYS = ("kms:Decrypt", "kms:GenerateDataKey")
-"""What S3 may do with keys, in the name of who asks for an object."""
+"""What S3 may do with keys, in the name of who asks for an object. The first one is enough to read."""
+READS = ("s3:GetObject",)
+"""What may be done to objects that are only read."""
 LONGEST = 2048
 """The most characters of a session policy (https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html,
 read 2026-11-30)."""
@@ -38,7 +40,7 @@ def condition(bucket: Bucket) -> str:
     return f"resource.name.startsWith({objects}) || {listed}.startsWith({below})"
 
 
-def policy(bucket: Bucket, partition: str = "aws") -> str:
+def policy(bucket: Bucket, partition: str = "aws", *, reads: bool = False) -> str:
     """Return the policy for the prefix of a bucket, as JSON without spaces.
 
     If the region of a bucket of AWS is known, S3 may use keys of KMS. It uses one only for an object that the policy
@@ -46,15 +48,17 @@ def policy(bucket: Bucket, partition: str = "aws") -> str:
 
     Args:
         partition: the part of AWS that the bucket is in, as in ARNs: "aws", "aws-cn" or "aws-us-gov".
+        reads: True if objects are only read.
     """
     place = f"arn:{partition}:s3:::{bucket.name}"
     below = f"{bucket.prefix.translate(_ESCAPES)}/*" if bucket.prefix else "*"
     listing: dict[str, Any] = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": place}
     if bucket.prefix:
         listing["Condition"] = {"StringLike": {"s3:prefix": below}}
-    statements = [listing, {"Effect": "Allow", "Action": [*OBJECTS], "Resource": f"{place}/{below}"}]
+    to_objects, to_keys = (READS, KEYS[:1]) if reads else (OBJECTS, KEYS)
+    statements = [listing, {"Effect": "Allow", "Action": [*to_objects], "Resource": f"{place}/{below}"}]
     if bucket.region and not bucket.endpoint:
         service = f"s3.{bucket.region}.amazonaws.com{'.cn' * (partition == 'aws-cn')}"
         by_s3 = {"StringEquals": {"kms:ViaService": service}}
-        statements.append({"Effect": "Allow", "Action": [*KEYS], "Resource": "*", "Condition": by_s3})
+        statements.append({"Effect": "Allow", "Action": [*to_keys], "Resource": "*", "Condition": by_s3})
     return json.dumps({"Version": "2012-10-17", "Statement": statements}, separators=(",", ":"))

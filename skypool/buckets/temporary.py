@@ -83,14 +83,15 @@ class Issuer:
 
     Args:
         bucket: the bucket. Its region is known.
+        reads: True if they may only list and read.
 
     Attributes:
         trouble: why the last attempt to make some has failed; "" if it has not.
     """
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, *, reads: bool = False) -> None:
         self.trouble = ""
-        self._bucket = bucket
+        self._bucket, self._reads = bucket, reads
         self._name = f"skypool-{secrets.token_hex(4)}"  # in the log of the account, for all that it makes
         self._last: Credentials | None = None
         self._again = -math.inf
@@ -167,8 +168,8 @@ class Issuer:
     def _policy(self, client: Any) -> str:
         bucket = self._bucket
         if bucket.endpoint:
-            return policy(bucket)
-        return policy(bucket, partition=client.get_caller_identity()["Arn"].split(":")[1])
+            return policy(bucket, reads=self._reads)
+        return policy(bucket, client.get_caller_identity()["Arn"].split(":")[1], reads=self._reads)
 
 
 def end_of(bucket: Bucket, variables: Mapping[str, str]) -> datetime | None:

@@ -593,7 +593,8 @@ class GangRunner:
             call.ends[rank] = end
             call.texts[rank] = text
             has_timeout = options.timeout is not None
-            self._apply(Ended(gang, attempt, rank, _how(end, pending.stopped, has_timeout), again))
+            left = end.left if isinstance(end, NodeInterrupted) else 0.0
+            self._apply(Ended(gang, attempt, rank, _how(end, pending.stopped, has_timeout), again, left))
 
     def _set_timer(self, gang: int, timer: Timer, seconds: float) -> None:
         call = self._calls[gang]

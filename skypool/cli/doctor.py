@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from skypool.buckets.bucket import Bucket
-from skypool.buckets.bucket_check import check, check_temporary
+from skypool.buckets.bucket_check import check_as_machine
 from skypool.cli import output
 from skypool.drivers import registry
 from skypool.drivers.contract import Policed
@@ -100,8 +100,7 @@ _NOT_SET_UP = "not set up"
 
 def _check_bucket(bucket: Bucket, as_json: bool) -> None:
     found: list[Finding] = []
-    makes = bucket.login == "temporary" and (bucket.role or not bucket.endpoint or bucket.scheme == "gs")
-    for each in check_temporary(bucket) if makes else check(bucket):
+    for each in check_as_machine(bucket):
         if not as_json:
             if not found:
                 output.say(str(bucket))

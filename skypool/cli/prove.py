@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from skypool.buckets.bucket import Bucket
 from skypool.checks import number, one_of, seconds
 from skypool.cli import output
 from skypool.drivers import registry
@@ -52,6 +53,18 @@ def prove(
     lease: Annotated[
         str, typer.Option(help="Time after which the machine whose client is killed must end itself.")
     ] = "2m",
+    bucket: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Check this bucket, too, from level write on: list, write, read and delete."),
+    ] = None,
+    bucket_endpoint: Annotated[str, typer.Option(metavar="URL", help="The server of the bucket.")] = "",
+    bucket_region: Annotated[str, typer.Option(help="The region of the bucket. Default: it is looked up.")] = "",
+    bucket_keys: Annotated[
+        str, typer.Option(metavar="ID,SECRET", help="Names of the variables with the keys of the bucket.")
+    ] = "",
+    bucket_role: Annotated[
+        str, typer.Option(metavar="ARN", help="Check the bucket with temporary credentials by this role.")
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Rent the machines without asking.")] = False,
     report: Annotated[
         Path | None,
@@ -75,6 +88,9 @@ def prove(
     """
     asked = one_of("level", level, LEVELS)
     number("max_usd", max_usd, "what all machines may cost", above=0)
+    place = _bucket(bucket, bucket_endpoint, bucket_region, bucket_keys, bucket_role)
+    if place is not None and asked == "read":
+        raise UsageError("--bucket writes an object, which level read does not: pass --level write, too")
     driver = registry.driver(provider)
     if bill is not None:
         _compare(Proof(driver, "cents", max_usd, tell=_tell(as_json)), bill, as_json)
@@ -84,6 +100,7 @@ def prove(
         asked,
         max_usd,
         Wish(accelerator, tuple(region or ()), console="off" if as_json else "plain"),
+        place,
         seconds("lease", lease),
         tell=_tell(as_json),
         warn=output.warn,
@@ -110,6 +127,15 @@ def prove(
         raise typer.Exit(1)
 
 
+def _bucket(url: str | None, endpoint: str, region: str, keys: str, role: str) -> Bucket | None:
+    """Return the bucket to check; None for none."""
+    if url is not None:
+        return Bucket(url, endpoint, region, keys.split(",") if keys else (), role)
+    if endpoint or region or keys or role:
+        raise UsageError("--bucket-endpoint and the like are about a bucket; name it with --bucket URL")
+    return None
+
+
 def _settings(driver: Driver) -> dict[str, object]:
     """Return the settings of a driver, without those that are secret."""
     if not dataclasses.is_dataclass(driver):
@@ -124,6 +150,8 @@ def _levels(proof: Proof, yes: bool, say: Callable[[str], None]) -> bool:
         if level == "read" and not proof.read():
             return False
         if level == "write":
+            if proof.bucket is not None:
+                say(f"             writes an object of 32 bytes to {proof.bucket}, and removes it.")
             proof.write()
         if level == "cents":
             selection = proof.select()

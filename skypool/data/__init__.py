@@ -25,8 +25,10 @@ Modules of the mover:
 - `filled_folder`: fills one folder with data; `data_listing`: lists the objects that it gets.
 - `fetching`: fetches objects into a folder; `checksums`: compares them with the checksums of a store.
 - `checkpoint_saver`: keeps the checkpoints of `Checkpoints`, and decides from which one to go on.
+- `node_login`: how a node logs in to a bucket.
 - `objects`: requests about single objects.
 - `progress`: measures how fast files are sent, and since when others wait.
+- `half_files`: remembers which files were being written when their programs were stopped.
 - `local_files`: lists the files of a folder, and tells which are being written.
 - `wholeness`: knows which folders are checkpoints, and when one is whole.
 """
@@ -40,9 +42,11 @@ __all__ = [
     "fetching",
     "filled_folder",
     "folder_saver",
+    "half_files",
     "left_uploads",
     "local_files",
     "mover",
+    "node_login",
     "objects",
     "progress",
     "restoring",

@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from skypool.buckets import store, temporary
-from skypool.buckets.bucket import Bucket
+from skypool.buckets.bucket import Bucket, with_values
 from skypool.data.data_listing import wanted
 from skypool.data.local_files import nested
 from skypool.data.save_asked import SaveFolder, normal_path, overlap, refused_to_stranger
@@ -33,7 +33,9 @@ class DataFolder(NamedTuple):
     Attributes:
         path: the folder, as the user wrote it, but without "./" and "/" at the end.
         bucket: the place. Without keys, a bucket must be public.
-        values: the access key, its secret, and a session token if there is one; () for a folder or a public bucket.
+        values: the access key, its secret, and a session token if there is one; () for a folder, a public bucket, or
+            where machines get another login.
+        issuer: makes temporary credentials of the bucket's role, once the place was looked at; None for other logins.
         files: the number of files there, and `bytes` their bytes, as `examined` found them; None if that is not known.
         expires: when the session token among the values expires; None if there is none, or this is not known.
     """
@@ -44,6 +46,17 @@ class DataFolder(NamedTuple):
     files: int | None = None
     bytes: int | None = None
     expires: datetime | None = None
+    issuer: temporary.Issuer | None = None
+
+    @property
+    def is_secret(self) -> bool:
+        """True if machines get a login for it."""
+        return bool(self.values or self.bucket.role)
+
+    @property
+    def login(self) -> str:
+        """How machines log in, as of `Bucket.login`."""
+        return "temporary" if self.bucket.role else "identity" if self.bucket.identity else "keys"
 
     def __repr__(self) -> str:
         return f"DataFolder({self.path!r}, {self.bucket!r})"
@@ -74,11 +87,8 @@ def data_asked(
     found = []
     for path, place in data.items():
         bucket = place if isinstance(place, Bucket) else Bucket(place)
-        if bucket.identity or bucket.role:
-            raise UsageError(
-                f"{name}: {bucket} is read with keys, and not with identity= or role=, which are for saving; name keys "
-                "that only read it, or none if it is public"
-            )
+        if bucket.role:
+            temporary.check_login(bucket)
         values, expires = tuple(store.values(bucket, variables)), temporary.end_of(bucket, variables)
         found.append(DataFolder(_path(path, name), bucket, values, expires=expires))
     for one, other in combinations(found, 2):
@@ -122,7 +132,8 @@ def examined(folders: Sequence[DataFolder]) -> list[DataFolder]:
     """Look at each place from this computer: list it, and begin to read an object. Nothing is written.
 
     Return the folders with the regions and endpoints of their buckets, and with the number and bytes of their files.
-    The place of a folder is on the machines, and not looked at here.
+    The place of a folder is on the machines, and not looked at here; nor is a bucket that only an identity of theirs
+    reaches, but for its region.
 
     Raises:
         UsageError: a place cannot be used. The message says why, and what to do.
@@ -135,9 +146,15 @@ def _examined(folder: DataFolder) -> DataFolder:
     variables = dict(zip(bucket.keys, folder.values, strict=True))
     if not bucket.region and not bucket.endpoint:
         bucket = replace(bucket, region=store.region_of(bucket, variables, unsigned=True))
+    if bucket.identity:
+        return folder._replace(bucket=bucket)
+    issuer = temporary.Issuer(bucket, reads=True) if bucket.role else None
     if bucket.scheme == "s3":
         bucket = replace(bucket, endpoint=bucket.endpoint or store.endpoint_here())
-    opened = store.opened(bucket, variables, unsigned=True)
+    tried = bucket
+    if issuer is not None:
+        tried, variables = with_values(bucket.url, bucket.endpoint, bucket.region, issuer.current().values)
+    opened = store.opened(tried, variables, unsigned=True)
     import obstore
     from obstore.exceptions import BaseError
 
@@ -151,13 +168,14 @@ def _examined(folder: DataFolder) -> DataFolder:
     except (BaseError, OSError, ValueError) as e:
         trouble = store.trouble(e)
         words = trouble.words
-        if trouble.text == store.DENIED and not bucket.keys:
+        if trouble.text == store.DENIED and not (bucket.keys or bucket.role):
             words = (
                 "it is not public, and no keys are named; this computer's login is never sent to a machine, so make "
                 f"keys that only read {bucket.prefix or bucket.name}, and name the variables that have them as its keys"
             )
         raise UsageError(f"{bucket} cannot be read for {folder.path}: {words}") from e
-    return folder._replace(bucket=bucket, files=len(found), bytes=sum(each.size for each in found.values()))
+    size = sum(each.size for each in found.values())
+    return folder._replace(bucket=bucket, issuer=issuer, files=len(found), bytes=size)
 
 
 def check_offers(
@@ -179,7 +197,7 @@ def check_offers(
     total = sum(each.bytes or 0 for each in folders) / _GIB
     for offer in offers if folders else ():
         machine = f"{offer.provider} {offer.instance_type}"
-        keyed = next((each for each in folders if each.values), None)
+        keyed = next((each for each in folders if each.is_secret), None)
         if keyed is not None and is_stranger(offer):
             raise UsageError(refused_to_stranger(machine, keyed.bucket, PUBLIC))
         disk = offer.disk_gib or disk_gib

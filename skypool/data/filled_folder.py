@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from skypool.buckets import google, store
-from skypool.buckets.bucket import Bucket, with_values
+from skypool.buckets.bucket import Bucket
 from skypool.data.checksums import Checksums
 from skypool.data.data_listing import wanted
 from skypool.data.fetching import Fetcher, above, check_room
-from skypool.data.folder_saver import Object, journal_lines
-from skypool.data.local_files import OURS, State, aside_of, listed, nested
+from skypool.data.folder_saver import Object
+from skypool.data.local_files import OURS, State, aside_of, journal_lines, listed, nested
+from skypool.data.node_login import place_of
 from skypool.data.objects import exists
 from skypool.data.restoring import in_the_way, move_aside
 from skypool.errors import UsageError
@@ -91,7 +92,8 @@ class FilledFolder:
     order, fetches only what is missing or has changed.
 
     Args:
-        said: the command, with the members of `Order` in `skypool.wire.save_orders`.
+        said: the command, with the members of `Order` in `skypool.wire.save_orders`. `before` is the last account of a
+            mover that has ended; its counts go on.
         journals: the folder with the journals.
         turns: has as many requests at the same time as the mover may make.
         former: the same folder of an earlier order.
@@ -107,10 +109,13 @@ class FilledFolder:
         self.serial: str = said["serial"]
         self.phase = "fetching"
         self.trouble = ""
-        self.done = Fetched()
+        before = said.get("before", {})
+        self.done = Fetched(**before.get("back", {}))
         self._checksums = Checksums(parts=not google.is_google(Bucket(said["url"], said["endpoint"])))
-        self._come = 0  # bytes of whole files
+        self._checked = self.done.checked  # by former movers
+        self._come = self.done.bytes = before.get("whole_bytes", 0)  # without parts of files, which come again
         self._said, self._journals, self._turns, self._former = said, journals, turns, former
+        self._credentials: tuple[int, tuple[str, ...]] = said["credentials"], tuple(said["values"])
         self._stop = threading.Event()
         self._use: IO[str] | None = None  # is locked while nobody else may change the folder
         self._thread = threading.Thread(target=self._work, name=f"data {self.id}", daemon=True)
@@ -120,6 +125,10 @@ class FilledFolder:
     def is_ending(self) -> bool:
         """True if it is not filled any more."""
         return self._stop.is_set()
+
+    def renew(self, credentials: int, values: tuple[str, ...]) -> None:
+        """Use other values for the requests that follow."""
+        self._credentials = credentials, values
 
     def end(self, seconds: float, calm: bool = False, is_quiet: threading.Event | None = None) -> None:
         """Fetch no more. Data has nothing to save, so that it needs no time for that."""
@@ -134,7 +143,9 @@ class FilledFolder:
     def told(self) -> dict[str, Any]:
         """Return the state of the folder for the client."""
         said = {name: self._said[name] for name in ("id", "url", "serial", "drain")}
-        return {**said, "is_data": True, "phase": self.phase, "trouble": self.trouble, "back": asdict(self.done)}
+        said |= {"is_data": True, "phase": self.phase, "trouble": self.trouble, "whole_bytes": self._come}
+        said["credentials"] = self._credentials[0]
+        return {**said, "back": asdict(self.done)}
 
     def _work(self) -> None:
         if self._former is not None:
@@ -165,8 +176,9 @@ class FilledFolder:
     def _fill(self) -> None:
         """Make the folder as the bucket has it. Raises UsageError if this node cannot have it."""
         said = self._said
-        bucket, values = with_values(said["url"], said["endpoint"], said["region"], said["values"])
-        opened = store.opened(bucket, values, _PATIENCE, unsigned=True)
+        bucket, values = place_of(said, self._credentials[1])
+        newest = (lambda: self._credentials[1]) if bucket.keys else None
+        opened = store.opened(bucket, values, _PATIENCE, newest, unsigned=not bucket.identity)
         folder = self._made(os.path.abspath(os.path.expanduser(said["folder"])))
         if bucket.scheme == "file" and nested(os.path.realpath(bucket.name), folder):
             raise UsageError(f"{bucket} and {folder} are inside each other; use another folder")
@@ -242,7 +254,7 @@ class FilledFolder:
 
         def arrived(each: Object) -> None:
             self._come += each.size
-            done.files, done.checked = done.files + 1, self._checksums.checked
+            done.files, done.checked = done.files + 1, self._checked + self._checksums.checked
 
         with ThreadPoolExecutor(FETCHES) as executor:
             empty = [path for path, each in missing.items() if not each.size]

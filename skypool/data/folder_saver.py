@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from skypool.buckets.store import UNREACHED, trouble
 from skypool.data import objects
-from skypool.data.local_files import OWN, State, Writers, listed, state_of
+from skypool.data.half_files import HalfFiles
+from skypool.data.local_files import OWN, State, Writers, journal_lines, listed, state_of
 from skypool.data.progress import Rate, Waiting
 from skypool.data.wholeness import SHARDS_LAST, Checkpoint, checkpoints, is_temporary, shards
 
@@ -107,13 +108,13 @@ class FolderSaver:
         patterns: what is written last into a checkpoint, as `checkpoints` takes it.
         clock: the time in seconds, which only goes forward.
         joins: True if a node has saved to the prefix alone before. Its files are not those of this node.
+        account: what was saved. That of a former saver goes on.
 
     Attributes:
-        account: what was saved.
         rate: how fast files are sent.
         waiting: the files that are not saved as they are now.
-        stopped: the inodes of files, by their paths, whose programs were stopped while they wrote. These files replace
-            no former ones, but are saved as snapshots.
+        halves: files whose programs were stopped while they wrote. They replace no former ones, but are saved as
+            snapshots.
         again: the time of the clock before which nothing is sent after an error.
     """
 
@@ -126,10 +127,10 @@ class FolderSaver:
     patterns: Sequence[str] = ()
     clock: Callable[[], float] = time.monotonic
     joins: bool = False
-    account: Account = field(default_factory=Account, init=False)
+    account: Account = field(default_factory=Account)
     rate: Rate = field(init=False)
     waiting: Waiting = field(init=False)
-    stopped: Mapping[str, int] = field(default_factory=dict[str, int], init=False)
+    halves: HalfFiles = field(init=False)
     again: float = field(default=-math.inf, init=False)
     _saved: dict[str, Saved] = field(default_factory=dict[str, Saved], init=False)
     _seen: dict[str, tuple[State, float]] = field(default_factory=dict[str, "tuple[State, float]"], init=False)
@@ -145,6 +146,7 @@ class FolderSaver:
     _names: dict[str, str] = field(default_factory=dict[str, str], init=False)
     _refused: dict[str, str] = field(default_factory=dict[str, str], init=False)
     _goes_on: bool = field(default=False, init=False)  # where a mover of this machine has stopped
+    _torn: set[str] = field(default_factory=set[str], init=False)
     _calm: bool = field(default=False, init=False)
     _awaits_quiet: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
@@ -152,6 +154,7 @@ class FolderSaver:
 
     def __post_init__(self) -> None:
         self.rate, self.waiting = Rate(self.clock), Waiting(self.clock)
+        self.halves = HalfFiles(f"{self.journal}.halves")
         self._goes_on = os.path.exists(self.journal)
         for line in journal_lines(self.journal):
             match line:
@@ -219,6 +222,7 @@ class FolderSaver:
         self._note(files, changed)
         if now < self.again and not last:
             return False
+        self._torn = self.halves.among(files)
         is_open = self._open(changed, now)
         in_group = {path: folder for folder, each in groups.items() for path in each.paths}
         for path, (name, _, _) in [*self._snapshots.items()]:
@@ -282,8 +286,7 @@ class FolderSaver:
             except OSError as e:  # it is gone again, or may not be read
                 if not isinstance(e, FileNotFoundError):
                     self._refused[path] = f"it cannot be read: {e.strerror}"
-        stopped = {path for path in changed if self.stopped.get(path) == self._seen[path][0].inode}
-        found |= stopped & self._saved.keys()
+        found |= self._torn & {*changed} & self._saved.keys()
         for path in self._open_since.keys() - found:
             del self._open_since[path]
         for path in found:
@@ -301,13 +304,14 @@ class FolderSaver:
         if not unsaved and folder not in self._begun:
             return
         self._mark(folder)  # at once, as other nodes may be done with their part
-        is_whole = not is_open.intersection(inside) and self._is_complete(group, files, now)
+        is_torn = not (is_open | self._torn).isdisjoint(inside)
+        is_whole = not is_torn and self._is_complete(group, files, now)
         if not (is_whole or last):
             return
         self._save(path for path in unsaved if path != group.last and path not in is_open)
         if group.last in unsaved:
             self._save([group.last])
-        if last and not is_whole and not is_open.intersection(inside):
+        if last and not is_whole and not is_torn:
             self._awaits_quiet |= not group.last or group.last in files
         is_there = all(self.saved_state(path) == files[path] for path in inside)
         is_there = is_there and not any(path.startswith(f"{folder}/") for path in self._refused)
@@ -651,14 +655,6 @@ class FolderSaver:
         """Add a line to the journal."""
         with suppress(OSError), open(self.journal, "a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(f"{json.dumps(line)}\n")
-
-
-def journal_lines(path: str) -> Iterator[object]:
-    """Yield the lines of a journal, but one that was not written to its end."""
-    with suppress(FileNotFoundError), open(path, encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            with suppress(ValueError):
-                yield json.loads(line)
 
 
 def _covered(snapshots: Mapping[str, tuple[str, State, float]], files: Mapping[str, State]) -> set[str]:

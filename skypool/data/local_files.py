@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+from skypool.files.open_files import open_for_writing, writes
 
 OURS = ".skypool-"
 """The beginning of the names of files that skypool itself writes into a folder. They are not saved."""
@@ -17,7 +20,8 @@ OWN = ".skypool"
 """Objects of skypool's own are below this name."""
 _LONGEST = 800
 """The most bytes of the name of a file. With a prefix and names of skypool's own, stores allow 1024."""
-_WRITES = os.O_WRONLY | os.O_RDWR
+_NAMED_MAP = 6
+"""The number of fields of a line of /proc/PID/maps that tells of a file."""
 
 
 class State(NamedTuple):
@@ -155,7 +159,7 @@ class Writers:
                 return True
             # another user's file, or a file system without leases
             if self._written is None:
-                self._written = set(_open_for_writing())
+                self._written = set(open_for_writing())
             about = os.fstat(file)
             return (about.st_dev, about.st_ino) in self._written
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -172,18 +176,24 @@ def written(folder: str, paths: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def _open_for_writing() -> Iterator[tuple[int, int]]:
-    """Yield the device and inode of each file that a process of this machine has open for writing."""
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
+def written_by(pids: Iterable[int]) -> set[str]:
+    """Return the real paths of the files that processes have open for writing, or write through memory."""
+    found = set[str]()
+    for pid in map(str, pids):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             for number in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError, ValueError):
-                    about = os.stat(f"/proc/{pid}/fd/{number}")
-                    if stat.S_ISREG(about.st_mode) and _flags(pid, number) & _WRITES:
-                        yield about.st_dev, about.st_ino
+                    if writes(pid, number):
+                        found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+                mapped = (line.rstrip("\n").split(maxsplit=5) for line in file)
+                found |= {each[5] for each in mapped if len(each) == _NAMED_MAP and each[1][1::2] == "ws"}
+    return found
 
 
-def _flags(pid: str, number: str) -> int:
-    """Return the flags with which a process has opened a file."""
-    with open(f"/proc/{pid}/fdinfo/{number}") as file:
-        return int(next(line for line in file if line.startswith("flags:")).split()[1], 8)
+def journal_lines(path: str) -> Iterator[object]:
+    """Yield the lines of a journal, but one that was not written to its end."""
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)

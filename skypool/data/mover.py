@@ -16,23 +16,23 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from skypool.buckets import store
-from skypool.buckets.bucket import with_values
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.filled_folder import FETCHES, FilledFolder
-from skypool.data.folder_saver import FolderSaver
+from skypool.data.folder_saver import Account, FolderSaver
 from skypool.data.local_files import listed, written
+from skypool.data.node_login import place_of
 from skypool.data.restoring import Restored, restore
 from skypool.errors import SkypoolError, UsageError
 from skypool.safety import peers, private
-from skypool.wire.save_orders import SOCKET, seconds_needed
+from skypool.wire.save_orders import LOOKED, SOCKET, seconds_needed
 
 _SMALL_FILES = 8
 """The number of small files, or parts of a large one, that move at the same time."""
@@ -57,8 +57,10 @@ _RENEWALS = {
     "identity": "the machine renews them",
 }
 """What to do about credentials that have expired, by the way to log in."""
-_TO_RESTORE = 1.0, 30.0
+_PAUSES = 1.0, 30.0
 """The first and the longest pause in seconds after an attempt to bring a folder back."""
+_LOOKS = 64
+"""The most looks that are told as done."""
 _LONGEST = 1 << 16
 """The most bytes of a request at the socket."""
 _IOPRIO = {"x86_64": 251, "aarch64": 30}
@@ -75,22 +77,35 @@ class Folder:
     """A folder that is saved. It has a thread of its own.
 
     Args:
-        said: the command, with the members of `Order` in `skypool.wire.save_orders`.
+        said: the command, with the members of `Order` in `skypool.wire.save_orders`. `before` is the last account of a
+            mover that has ended; its counts go on.
         journal: the file in which it is noted what was saved.
         former: the same folder when it was saved to another place. Its end is awaited.
+        news: is set when something is to be told at once.
 
     Attributes:
         phase: "restoring", "saving", "ending", or "ended".
         whole: True if everything was saved when it ended.
     """
 
-    def __init__(self, said: Mapping[str, Any], journal: str, former: Folder | FilledFolder | None = None) -> None:
+    def __init__(
+        self,
+        said: Mapping[str, Any],
+        journal: str,
+        former: Folder | FilledFolder | None = None,
+        news: threading.Event | None = None,
+    ) -> None:
         self.id: str = said["id"]
         self.serial: str = said["serial"]
         self.phase = "restoring" if said["restores"] else "saving"
         self.whole = False
         self.trouble = ""
-        self.restored = Restored()
+        before = said.get("before", {})
+        self.restored = Restored(**before.get("back", {}))
+        self.restored.received = self.restored.bytes  # parts of files come again
+        self._account = Account(**{each.name: before[each.name] for each in fields(Account) if each.name in before})
+        self._account.trouble = ""
+        self._former_rate: int = before.get("rate", 0)
         self._said, self._journal, self._former = said, journal, former
         self._credentials: tuple[int, tuple[str, ...]] = said["credentials"], tuple(said["values"])
         self._saver: FolderSaver | None = None
@@ -104,7 +119,8 @@ class Folder:
         self._nodes: int = said["nodes"]
         self._shared: int = said["nodes"]  # for so many nodes all files that are sent have owners
         self._sharing = threading.Lock()
-        self._has_looked = False
+        self._looked_for: list[int] = []
+        self._news = news or threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
         self._thread.start()
 
@@ -147,13 +163,28 @@ class Folder:
             finally:
                 self._sharing.release()
 
-    def look(self) -> None:
-        """Note which files are being written: who writes them is stopped next, so that they stay halves."""
-        if self._saver is not None and not self._has_looked:  # later they are not being written any more
-            saver = self._saver
+    def look(self, number: int = 0, pids: Sequence[int] | None = None) -> None:
+        """Note which files are being written: who writes them is stopped next, so that they stay halves.
+
+        Returns when nobody writes the files of `pids` any more.
+
+        Args:
+            number: is told when they are known.
+            pids: the processes that are stopped. Default None: all that write.
+        """
+        until = time.monotonic() + _TO_HEAR
+        while self._saver is None and self.phase == "saving" and time.monotonic() < until:  # the mover just begins
+            time.sleep(_TOLD / 10)
+        saver, found = self._saver, set[str]()
+        if saver is not None and pids is None:
             files = listed(saver.folder).files.items()
-            saver.stopped = written(saver.folder, [path for path, each in files if saver.saved_state(path) != each])
-        self._has_looked = True
+            saver.halves.note(written(saver.folder, [path for path, each in files if saver.saved_state(path) != each]))
+        elif saver is not None and pids is not None:
+            found = saver.halves.find(saver.folder, pids)
+        self._looked_for = [*self._looked_for[-_LOOKS:], number]
+        self._news.set()
+        if saver is not None and pids is not None:
+            saver.halves.follow(saver.folder, pids, found)
 
     def join(self) -> None:
         self._thread.join()
@@ -161,7 +192,8 @@ class Folder:
     def told(self) -> dict[str, Any]:
         """Return the state of the folder for the client."""
         saver = self._saver
-        account = asdict(saver.account) if saver is not None else {}
+        account = asdict(self._account)
+        account["rate"] = self._former_rate
         restored = asdict(self.restored)
         trouble = self._advised(self.trouble or account.pop("trouble", ""))
         said = {name: self._said[name] for name in ("id", "url", "serial", "drain")}
@@ -172,9 +204,9 @@ class Folder:
             account["unsaved"] += more.unsaved
             account["unsaved_bytes"] += more.unsaved_bytes
             account["oldest"] = round(max(saver.waiting.oldest, more.waiting.oldest))
-            account["rate"] = round(saver.rate.per_second)
+            account["rate"] = round(saver.rate.per_second) or self._former_rate
         said |= {"place": self._said["node"], "nodes": self._shared, "phase": self.phase, "whole": self.whole}
-        said |= {"looked": self._has_looked, "credentials": self._credentials[0]}
+        said |= {"looked": self._looked_for, "credentials": self._credentials[0]}
         return {**account, **said, "trouble": trouble, "back": restored}
 
     def _advised(self, trouble: str) -> str:
@@ -254,15 +286,15 @@ class Folder:
 
     def _open(self) -> None:
         said = self._said
-        bucket, values = with_values(said["url"], said["endpoint"], said["region"], said["values"])
+        bucket, values = place_of(said, self._credentials[1])
         if bucket.scheme == "file":
             os.makedirs(bucket.name, exist_ok=True)
-        if said["login"] == "identity":
-            bucket = replace(bucket, endpoint=bucket.endpoint if bucket.scheme == "gs" else "", identity=True)
         opened = store.opened(bucket, values, _PATIENCE, (lambda: self._credentials[1]) if bucket.keys else None)
         folder, executor = os.path.expanduser(said["folder"]), ThreadPoolExecutor(_SMALL_FILES)
         place = said["node"], said["nodes"], said["patterns"]
-        saver = FolderSaver(opened, folder, self._journal, executor, *place, joins=said["joins"])
+        saver = FolderSaver(opened, folder, self._journal, executor, *place, joins=said["joins"], account=self._account)
+        if said["restores"]:
+            saver.halves.forget()
         self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"], saver.rate)
         self._saver = saver  # after the others, as threads look for it
 
@@ -273,7 +305,7 @@ class Folder:
         """
         assert self._saver is not None
         assert self._checkpoints is not None
-        pause, longest = _TO_RESTORE
+        pause, longest = _PAUSES
         while self._until is None or (not self._said["restores"] and time.monotonic() < self._until):
             try:
                 if self._said["restores"]:
@@ -340,6 +372,7 @@ class Mover:
         self._folders: dict[str, Folder | FilledFolder] = {}
         self._drains: dict[str, float] = {}
         self._turns = threading.Semaphore(FETCHES)
+        self._news = threading.Event()
         self._killed = threading.Event()  # by the keeper: all others that write
         signal.signal(signal.SIGTERM, lambda *_: self._killed.set())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the agent has blocked it until now
@@ -350,12 +383,24 @@ class Mover:
         self._listen()
         for line in sys.stdin.buffer:
             self._obey(json.loads(line))
+        self._look()
         for id_, each in self._folders.items():
             if not each.is_ending:
                 each.end(self._drains[id_], is_quiet=self._killed)
         for each in self._folders.values():
             each.join()
         self._write(self._account())
+
+    def _look(self) -> None:
+        """Note which files are being written, before the keeper kills all others that write."""
+        saved = [each for each in self._folders.values() if isinstance(each, Folder) and each.phase != "ended"]
+        looks = [threading.Thread(target=each.look, name="look", daemon=True) for each in saved]
+        until = time.monotonic() + _TO_HEAR
+        for each in looks:
+            each.start()
+        for each in looks:  # a disk may take long
+            each.join(max(0.0, until - time.monotonic()))
+        Path(LOOKED).touch()
 
     def _obey(self, said: Mapping[str, Any]) -> None:
         id_ = said["id"]
@@ -366,11 +411,16 @@ class Mover:
         former = self._folders.get(id_)
         if said["do"] in ("share", "look"):
             if isinstance(former, Folder):  # in a thread, as a store or a disk may take long
-                act = former.look if said["do"] == "look" else partial(former.share, said["nodes"])
+                is_look = said["do"] == "look"
+                act = (
+                    partial(former.look, said["number"], said["pids"])
+                    if is_look
+                    else partial(former.share, said["nodes"])
+                )
                 threading.Thread(target=act, name=said["do"], daemon=True).start()
             return
         if said["do"] == "values":
-            if isinstance(former, Folder) and former.serial == said["serial"]:
+            if former is not None and former.serial == said["serial"]:
                 former.renew(said["credentials"], tuple(said["values"]))
             return
         if former is None or former.serial != said["serial"]:
@@ -382,7 +432,7 @@ class Mover:
                 )
             else:
                 journals = private.folder(cache / "saved", private.CACHE)
-                self._folders[id_] = Folder(said, str(journals / said["journal"]), former)
+                self._folders[id_] = Folder(said, str(journals / said["journal"]), former, self._news)
 
     def _tell(self) -> None:
         told, at = b"", 0.0
@@ -392,7 +442,8 @@ class Mover:
             if line != told or now - at >= _SILENT:
                 told, at = line, now
                 self._write(line)
-            time.sleep(_TOLD)
+            self._news.wait(_TOLD)
+            self._news.clear()
 
     def _account(self) -> bytes:
         return json.dumps({"folders": [each.told() for each in list(self._folders.values())]}).encode() + b"\n"

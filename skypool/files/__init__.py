@@ -3,6 +3,7 @@
 - `transfer`: starts both ends of a transfer, and begins again where a lost connection has stopped.
 - `sending`, `receiving`: the two ends. `node_end`: the program that is the one on a node, begun by `node_loader`.
 - `frames`: what they say to each other. `entries`: what is sent. `safe_writing`: writes them into a folder.
+- `open_files`: finds the files that processes of a node are writing.
 - `ignored`: what `.gitignore` and `.skypoolignore` leave out.
 - `progress`: how far a transfer is.
 - `project`: the folder that a script belongs to, and what of it is sent. `project_files`: what its files say.
@@ -47,6 +48,7 @@ __all__ = [
     "ignored",
     "node_end",
     "node_loader",
+    "open_files",
     "progress",
     "project",
     "project_files",

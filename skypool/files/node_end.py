@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from skypool.files.entries import Entry, entry_of, is_repository, leads_out, walk
 from skypool.files.frames import Broken, Channel, Kind, Refused
+from skypool.files.open_files import open_for_writing
 from skypool.files.receiving import Receiver
 from skypool.files.sending import Sender
 
@@ -123,22 +124,8 @@ class _Writers:
         changed = about.st_ctime if about.st_ctime < time.time() + 1 else 0.0  # by another clock, which tells nothing
         if self._looked < changed + 0.1:  # clocks of file systems are coarse
             self._looked = time.time()
-            self._files = {*_open_for_writing()}
+            self._files = {*open_for_writing()}
         return (about.st_dev, about.st_ino) in self._files
-
-
-def _open_for_writing() -> Iterator[tuple[int, int]]:
-    """Yield (device, inode) of each file that a process of this user has open for writing."""
-    for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            for each in os.listdir(f"/proc/{process}/fd"):
-                with contextlib.suppress(OSError):  # it is closed again
-                    about = os.stat(f"/proc/{process}/fd/{each}")
-                    if stat.S_ISREG(about.st_mode):
-                        with open(f"/proc/{process}/fdinfo/{each}") as said:
-                            flags = next(int(line[6:], 8) for line in said if line.startswith("flags:"))
-                        if flags & (os.O_WRONLY | os.O_RDWR):
-                            yield about.st_dev, about.st_ino
 
 
 def _is_repository(folder: str) -> bool:

@@ -28,7 +28,7 @@ from skypool.shipping.package_zip import NOT_FROM_HERE
 from skypool.text import plain
 from skypool.wire.transport import CommandStream, Transport, refusal
 
-_MODULES = ("frames", "entries", "safe_writing", "receiving", "sending", "node_end")
+_MODULES = ("frames", "entries", "safe_writing", "open_files", "receiving", "sending", "node_end")
 _LONGEST_PAUSE = 8.0
 """The longest pause in seconds between two connections."""
 _FRUITLESS = 10

@@ -18,6 +18,7 @@ from dataclasses import replace
 from skypool.gangs.states import (
     SETTLING,
     SHORTAGE,
+    SPARE,
     STOPPING,
     Action,
     Again,
@@ -285,14 +286,22 @@ def _ended(state: Gangs, gang: Gang, event: Ended) -> tuple[Gangs, list[Action]]
         how = "interrupted" if node.leaving else how
         state = _with_node(state, run.places[rank].node, replace(node, silent=True))  # NodeGone follows
     again = gang.again | {rank} if how == "raised" and event.again else gang.again
+    is_first, may_save = not _failures(gang), event.left > SPARE
     gang = replace(gang, ended={**gang.ended, rank: how}, again=again, presumed=gang.presumed - {rank})
     if how == "overran" and gang.phase == "running":
         return _stopped(state, replace(gang, end="timeout", failed=tuple(sorted({rank, *_left(gang)}))))
-    return _judged(state, gang)
+    if may_save and is_first and gang.phase == "running" and _left(gang):
+        gang = replace(gang, phase="settling", saves=True)
+        return _with(state, gang), [Set(gang.order.gang, "settle", event.left - SPARE)]
+    return _judged(state, gang, how == "returned" or may_save)
 
 
-def _judged(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
-    """Decide what follows from the ends of ranks so far: go on, wait for more failures, stop ranks, or finish."""
+def _judged(state: Gangs, gang: Gang, may_save: bool = False) -> tuple[Gangs, list[Action]]:
+    """Decide what follows from the ends of ranks so far: go on, wait for more failures, stop ranks, or finish.
+
+    Args:
+        may_save: True if what has happened is no reason to stop ranks that may still save.
+    """
     number = gang.order.gang
     is_over = not _left(gang)
     if gang.phase == "stopping":
@@ -306,9 +315,9 @@ def _judged(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
         return _finished(state, gang, Verdict("returned", gang.run))
     if is_over and not gang.presumed:
         return _blamed(state, gang, *([Unset(number, "settle")] if gang.phase == "settling" else []))
-    if gang.phase == "settling":
+    if gang.phase == "settling" and (may_save or not gang.saves):
         return _with(state, gang), []
-    return _with(state, replace(gang, phase="settling")), [Set(number, "settle", SETTLING)]
+    return _with(state, replace(gang, phase="settling", saves=False)), [Set(number, "settle", SETTLING)]
 
 
 def _blamed(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Action]]:

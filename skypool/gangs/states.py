@@ -24,7 +24,8 @@ How = Literal["returned", "raised", "overran", "died", "lost", "interrupted", "s
 Timer = Literal["settle", "stop", "wait", "shortage"]
 """The timers of a gang.
 
-- "settle": the time after the first failure in which further failures are collected before one is blamed.
+- "settle": the time after the first failure in which further failures are collected before one is blamed. After ranks
+  that have ended as their machines end soon, it is the time in which others may save.
 - "stop": the time in which stopped processes must end.
 - "wait": the time in which a gang that runs again waits for nodes that replace lost ones.
 - "shortage": the time in which a gang that has never run still waits, although the pool has too few nodes for it and
@@ -36,6 +37,8 @@ SETTLING = 0.8
 
 When a process is killed, its peers often report a broken connection some 10 to 50 ms before its death is known.
 """
+SPARE = 5.0
+"""Seconds before the end of a machine in which no rank may save any more."""
 SHORTAGE = 5.0
 """Seconds until a gang that has never run gives up if the pool has too few nodes for it and rents no more.
 
@@ -203,6 +206,8 @@ class Ended:
         attempt: the number of the run that the process belongs to, from 1.
         how: how it has ended.
         again: True if the user's `retry_on` names the exception that was raised. Used only if `how` is "raised".
+        left: seconds for which its machine goes on, if the rank has ended by itself because that ends soon; 0.0
+            otherwise. The others may save meanwhile.
     """
 
     gang: int
@@ -210,6 +215,7 @@ class Ended:
     rank: int
     how: How
     again: bool = False
+    left: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +354,7 @@ class Gang:
         presumed: the ranks in `ended` that count as lost or interrupted only because their node is gone. The client has
             not reported their ends yet.
         again: the ranks whose exception is one of the user's `retry_on`.
+        saves: True while no rank has failed but those that have ended because their machines end soon.
         retried: how many retries are used up.
         end: why the gang stops, once that is decided: "failed", "timeout" or "cancelled".
         blamed: the rank that failed first, once that is decided.
@@ -364,6 +371,7 @@ class Gang:
     ended: Mapping[int, How] = field(default_factory=dict[int, How])
     presumed: frozenset[int] = frozenset()
     again: frozenset[int] = frozenset()
+    saves: bool = False
     retried: int = 0
     end: Literal["failed", "timeout", "cancelled"] | None = None
     blamed: int | None = None

@@ -135,9 +135,9 @@ class PoolEngine:
         )
         self.call_ends = CallEnds(self.life, self.dispatch, self.services)
         self.linger = LingerWatch(terms, self.dispatch, self.rental, self.life, self.call_ends)
-        self._limits = Limits(terms, self.rental, self.linger, self.connections.links, lambda: self.saving.reserve)
+        self.limits = Limits(terms, self.rental, self.linger, self.connections.links, lambda: self.saving.reserve)
         self.node_setup = NodeSetup(terms)
-        agents = Agents(terms, self.node_setup, self.life, self.trust_levels, self._limits, self)
+        agents = Agents(terms, self.node_setup, self.life, self.trust_levels, self.limits, self)
         self.saving = Saving(
             self.life, self.connections, self.trust_levels, terms.liveness, lambda: self.rental.session
         )
@@ -148,11 +148,11 @@ class PoolEngine:
             )
         self.idle = IdleWatch(self.dispatch, self.rental, self.life)
         self.takeover = Takeover(terms, self.life, self.supply, agents, self.dispatch, self.services)
-        self.departures = Departures(self.life, self.supply, self.dispatch, self.services, self._limits, self.takeover)
+        self.departures = Departures(self.life, self.supply, self.dispatch, self.services, self.limits, self.takeover)
         self._launches = Launches(terms, self.life, self.supply, self.dispatch)
         self.node_count = NodeCount(terms, self.life, self.supply, self.dispatch, self._launches)
         self._terminations = Terminations(self.life, self.supply, self._node_startup, self.idle, self.saving)
-        self._tending = Tending(self.life, self.supply, self.idle, self._limits, self.takeover)
+        self._tending = Tending(self.life, self.supply, self.idle, self.limits, self.takeover)
         self.advice = Advice(terms, self.life)
         self.forwards = Forwards(self.connections.ways, self.life.notice)
         self.facts = Facts(self, stream, quota)
@@ -218,7 +218,7 @@ class PoolEngine:
         watch_closing.prepare()
         self.life.spawn(self._tending.keep_lease())
         self.life.spawn(self._tending.keep_limits())
-        self.life.spawn(self._limits.watch_pauses())
+        self.life.spawn(self.limits.watch_pauses())
         self.life.spawn(self.idle.keep(), "the record of idle time")
         self.life.spawn(self.linger.keep())
 
@@ -479,7 +479,7 @@ class PoolEngine:
     @property
     def is_due(self) -> bool:
         """True if the budget or lifetime ends the pool within 2 s. Broken connections are then part of that end."""
-        return self._limits.is_due
+        return self.limits.is_due
 
     def on_welcome(self, node: int, welcome: Welcome) -> None:
         self.takeover.on_welcome(node, welcome)

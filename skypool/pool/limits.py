@@ -76,6 +76,10 @@ class Limits:
     Args:
         links: the links to its nodes, by their numbers.
         reserve: returns the seconds that nodes need before the end to save what is left.
+
+    Attributes:
+        for_programs: seconds by which calls are stopped earlier, so that programs can end and their files be fetched.
+            Who runs them stops them then; it calls `until_stop`.
     """
 
     def __init__(
@@ -91,7 +95,8 @@ class Limits:
         self._linger = linger
         self._links = links
         self._reserve = SteadyReserve(reserve, terms.lease)
-        self._due = float("inf")
+        self.for_programs = 0.0
+        self._due = self._stop = float("inf")
         self._looked: float | None = None
         self._paused = 0.0
         self._resumed = float("-inf")  # the end of the last pause
@@ -109,7 +114,8 @@ class Limits:
         """
         early = self._reserve()
         left = await beside(partial(self._rental.limits.check, early), "skypool limits")
-        self._due = clock.elapsed() + left - early
+        stop = left - early - self.for_programs
+        self._due, self._stop = clock.elapsed() + left - early, clock.elapsed() + stop
         now = time.monotonic()
         links = list(self._links.values())
         is_cut = not all(link.is_up for link in links)
@@ -120,11 +126,11 @@ class Limits:
             self._check_pause()
         elif clock.elapsed() - self._resumed > _SENT_EARLIER and all((link.silence or 0.0) < LOOK for link in links):
             self._paused = 0.0  # the nodes have outlived it
-        is_near = self._reserve.note(left, early)
+        is_near = self._reserve.note(left - self.for_programs, early)
         if left < float("inf") and (is_near or now - self._told >= _TELL_EVERY):
             self._told = now
             for link in links:
-                link.allow(left + NODE_LATER, left - early)
+                link.allow(left + NODE_LATER, stop)
         return min(left - early, LOOK)
 
     def node_lifetime(self) -> float | None:
@@ -138,6 +144,10 @@ class Limits:
         times are over.
         """
         return self._linger.told()
+
+    def until_stop(self) -> float:
+        """Return the seconds until calls are stopped, as nodes were told; infinite for no limit. For any thread."""
+        return self._stop - clock.elapsed()
 
     @property
     def is_due(self) -> bool:

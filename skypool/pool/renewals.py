@@ -1,4 +1,4 @@
-"""`Renewals`: sends nodes new temporary credentials for the folders that they save, before the former ones expire."""
+"""`Renewals`: sends nodes new temporary credentials for folders in buckets, before the former ones expire."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Renewals:
         self._lock = threading.Lock()
 
     def add(self, node: int, order: Order, issuer: Issuer) -> None:
-        """Renew the credentials of a folder until it is not saved any more."""
+        """Renew the credentials of a folder until it is not saved any more, or its data is there."""
         with self._lock:
             self._renewed[node, order.id] = order, issuer
             self._sent.pop((node, order.id), None)
@@ -71,7 +71,7 @@ class Renewals:
         state = self._states().get(key)
         if key[0] not in self._connections.links or state is None or state.serial != order.serial:
             return
-        if state.phase == "ended":
+        if state.phase in ("ended", "there"):
             return
         newest = issuer.newest()
         self._tell(issuer, order, issuer.trouble)

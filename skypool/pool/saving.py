@@ -194,10 +194,7 @@ class Saving:
         joins = count > 1 and self._share(node, count, {each.bucket.url for each in folders.values()})
         orders = []
         for path, each in folders.items():
-            values, credentials = each.values, 0
-            if each.issuer is not None:
-                newest = each.issuer.current()
-                values, credentials = newest.values, newest.number
+            values, credentials = _newest(each)
             made = Order(
                 each.path, path, each.bucket.url, each.bucket.endpoint, each.bucket.region, values, each.bucket.login,
                 credentials, number, count, tuple(patterns), drain, _journal_of(path, each), parts,
@@ -220,20 +217,21 @@ class Saving:
             SkypoolError: it could not be fetched.
             ConnectionLost: the node is lost.
         """
-        keyed = next((each for each in folders.values() if each.values), None)
+        keyed = next((each for each in folders.values() if each.is_secret), None)
         if keyed is not None and self._trust_levels.is_stranger(node):
             raise UsageError(refused_to_stranger(f"node {node}", keyed.bucket, PUBLIC))
         parts = self._ship(node)
-        self._await_back(
-            node,
-            [
-                Order(
-                    each.path, path, each.bucket.url, each.bucket.endpoint, each.bucket.region, each.values, drain=0.0,
-                    parts=parts, serial=secrets.token_hex(4), session=self._session, is_data=True,
-                )
-                for path, each in folders.items()
-            ],
-        )  # fmt: skip
+        orders = []
+        for path, each in folders.items():
+            values, credentials = _newest(each)
+            made = Order(
+                each.path, path, each.bucket.url, each.bucket.endpoint, each.bucket.region, values, each.login,
+                credentials, drain=0.0, parts=parts, serial=secrets.token_hex(4), session=self._session, is_data=True,
+            )  # fmt: skip
+            orders.append(made)
+            if each.issuer is not None:
+                self._renewals.add(node, made, each.issuer)
+        self._await_back(node, orders)
 
     def _take_place(self, node: int, count: int) -> int:
         """Return the number of a node among those that save: its own, or that of a node that has ended.
@@ -523,12 +521,14 @@ def check_plan(terms: Terms, plan: Plan, drivers: Sequence[Driver], data: Sequen
     if terms.save or data:
         usd = None if terms.budget is None else terms.budget.max_usd
         check_expiry([*terms.save, *data], longest(plan, terms.minimum, terms.lifetime, usd))
+    rented = {each.provider for each in plan.offers if each.usd_per_hour}
+    check_identity(data, rented, drivers)
     if not terms.save:
         return
     for each in plan.offers:
         if (terms.trust or each.trust) != "full":
             raise UsageError(refused_to_stranger(f"{each.provider} {each.instance_type}", terms.save[0].bucket))
-    check_identity(terms.save, {each.provider for each in plan.offers if each.usd_per_hour}, drivers)
+    check_identity(terms.save, rented, drivers)
     limits = [] if terms.lifetime is None else [terms.lifetime]
     price = max(each.usd_per_hour for each in plan.offers) * terms.maximum
     if terms.budget is not None and price:
@@ -571,7 +571,7 @@ def check_expiry(
 
 
 def check_identity(
-    folders: Sequence[SaveFolder],
+    folders: Sequence[SaveFolder | DataFolder],
     providers: Collection[str],
     drivers: Sequence[Driver],
     option: Callable[..., str] = temporary.argument,
@@ -588,13 +588,13 @@ def check_identity(
         if not (isinstance(driver, Identifies) and driver.gives_identity):
             role = "" if needed.scheme == "gs" else f" or {option('role')}"
             raise UsageError(
-                f"{what} {driver.name} is asked for machines without one; name it in the driver's settings, or save "
+                f"{what} {driver.name} is asked for machines without one; name it in the driver's settings, or log in "
                 f"with {option('keys')}{role} instead"
             )
         if driver.bucket_scheme != needed.scheme:
             raise UsageError(
                 f"{what} those of {driver.name} reach {driver.bucket_scheme}:// alone; leave {option('identity')} out, "
-                f"or save with {option('keys')}"
+                f"or log in with {option('keys')}"
             )
 
 
@@ -618,6 +618,14 @@ def check_lease(
                 f"{each.bucket} may last when this process is gone, so that machines could not save their last files; "
                 f"{way}{temporary.remedies(each.bucket, option)}"
             )
+
+
+def _newest(folder: SaveFolder | DataFolder) -> tuple[tuple[str, ...], int]:
+    """Return the values of a login, and their number. Raises UsageError if temporary ones cannot be made."""
+    if folder.issuer is None:
+        return folder.values, 0
+    newest = folder.issuer.current()
+    return newest.values, newest.number
 
 
 def _counted(state: FolderState) -> tuple[object, ...]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 
+from skypool.buckets.bucket import Bucket
+from skypool.buckets.bucket_check import check_as_machine
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.drivers.contract import Bills, Driver, ends_itself
 from skypool.drivers.preflight import failure
@@ -50,6 +52,7 @@ class Proof:
     Attributes:
         max_usd: the most that all machines of the proof may cost together.
         wish: what machines to rent.
+        bucket: the place that level "write" checks, as machines would save there; None for none.
         lease: seconds that the machine of the stage "guard" may live on without its client.
         margin: seconds after the lease within which that machine must have ended.
         tell: called with each step when it has ended.
@@ -61,6 +64,7 @@ class Proof:
     level: Level
     max_usd: float
     wish: Wish = field(default_factory=Wish)
+    bucket: Bucket | None = None
     lease: float = 120.0
     margin: float = MARGIN
     tell: Callable[[Step], None] = lambda step: None
@@ -91,7 +95,7 @@ class Proof:
         return reading.known
 
     def write(self) -> None:
-        """Perform the level "write": send creates that the provider must refuse."""
+        """Perform the level "write": send creates that the provider must refuse, and try the bucket if there is one."""
         began = time.monotonic()
         told = free_checks.refused_creates(self.driver)
         took = time.monotonic() - began
@@ -100,6 +104,13 @@ class Proof:
             self._done(Step("write", "creates that must be refused", "open", text))
         for each in told or ():
             self._done(Step.of("write", each, took))
+        if self.bucket is None:
+            return
+        try:
+            for each in check_as_machine(self.bucket):
+                self._done(Step.of("write", replace(each, what=f"bucket: {each.what}")))
+        except SkypoolError as e:
+            self._done(Step.of("write", failure("bucket", e)))
 
     def select(self) -> Selection | None:
         """Choose what the level "cents" rents. If nothing can be rented, report the reason, and return None."""

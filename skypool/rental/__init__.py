@@ -12,6 +12,7 @@
 - `ledger_file`: the SQLite file of the ledger.
 - `ledger_schema`: the tables of the ledger.
 - `records`: the objects that are read from these tables.
+- `lock_holders`: names the process that holds a lock of the ledger.
 - `ledger_damage`: detects a damaged ledger file and gives it a new name.
 - `handover`: the data that a process needs to own a pool without an account of a provider.
 - `budget`: what a pool may cost, and the checks of its budget and lifetime.
@@ -46,6 +47,7 @@ __all__ = [
     "ledger_damage",
     "ledger_file",
     "ledger_schema",
+    "lock_holders",
     "machine_ends",
     "orders",
     "planning",

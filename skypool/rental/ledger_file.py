@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from skypool.errors import LedgerError, NotPrivate
-from skypool.rental import ledger_damage
+from skypool.rental import ledger_damage, lock_holders
 from skypool.rental.ledger_schema import SHAPE, bring_up, put_back, rows_of, schema
 from skypool.rental.records import Damaged, Rows
 from skypool.safety import private
@@ -28,6 +28,8 @@ T = TypeVar("T")
 PATIENCE = 30.0
 """Seconds to wait while another process holds the file. On a slow disk, or with many pools that begin or end at once,
 the wait may be long."""
+_TO_READ = 10.0
+"""The same for those who only read. They wait only for one that makes, replaces or closes the file."""
 _POLL = 0.01
 """Seconds between two attempts to lock the ledger's lock file."""
 _ROOM = 64 * 1024
@@ -52,11 +54,12 @@ class LedgerFile:
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Call `work` with a connection to the file, in a read transaction, and return the result of `work`.
 
-        If the file is damaged, a fresh one takes its place, and `work` runs again on the fresh file. Waits up to 30 s
+        If the file is damaged, a fresh one takes its place, and `work` runs again on the fresh file. Waits up to 10 s
         while another process locks the file. An exception of `work` that the file did not cause is raised unchanged. If
         the file cannot be read, LedgerError is raised.
         """
-        return self._healed(lambda: self._transaction(work, "BEGIN", PATIENCE), PATIENCE)
+        patience = min(PATIENCE, _TO_READ)
+        return self._healed(lambda: self._transaction(work, "BEGIN", patience), patience)
 
     def write(
         self,
@@ -256,7 +259,7 @@ def _trouble(file: Path, error: BaseException) -> str:
     if isinstance(error, NotPrivate):
         return f"the ledger {file} is not used, and nothing is rented without it: {error}"
     if _is_locked(error):
-        return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"
+        return f"the ledger {file} is locked by {lock_holders.words_about(file)}, and try again"
     if _is_full(file, error):
         return (
             f"the ledger {file} cannot be written because its disk is full, and nothing is rented without it: free "

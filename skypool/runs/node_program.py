@@ -18,7 +18,7 @@ from skypool.agent import child_imports
 from skypool.agent.own_notices import interruption
 from skypool.errors import CommandFailed, NodeInterrupted
 from skypool.runs import node_folders
-from skypool.runs.output_files import LONGEST, OutputFiles, has_ended
+from skypool.runs.output_files import LONGEST, OutputFiles
 
 _PIPE = 2 << 20
 """The most bytes that both pipes may hold when a program ends."""
@@ -28,8 +28,6 @@ NOTICES = {"TERM": signal.SIGTERM, "USR1": signal.SIGUSR1, "none": None, "": sig
 """The signals that a program may get at a notice, by the names of the option; "" for the default."""
 _STANDS = 60.0
 """Seconds after the withdrawal of a notice in which status 0 still counts as an end by its signal."""
-_SPARE = 5.0
-"""Seconds before the end of the machine in which a process of a gang that has saved waits for no other."""
 _PATIENCE = 200
 """Milliseconds between two checks whether the program has ended. Another process may keep its stdout open."""
 
@@ -46,8 +44,7 @@ def run(
     """Run a program until its end, and return its exit status: the negative number of the signal that ended it.
 
     When this call is stopped, the program gets SIGINT. The agent kills it when the call's `grace` is over.
-    At a notice that its machine is taken back, or that the lease ends, it gets a signal if it catches that. In a gang,
-    a program that ends by it waits here for the others, which may still save.
+    At a notice that its machine is taken back, or that the lease ends, it gets a signal if it catches that.
 
     Args:
         words: the program and its arguments.
@@ -65,8 +62,7 @@ def run(
     """
     copy, programs = places[runtime.node_number()]
     info = runtime.instance_info()
-    outputs = os.path.join(runtime.node_folder(), output)
-    files = OutputFiles(os.path.join(outputs, str(info.local_rank)))
+    files = OutputFiles(os.path.join(runtime.node_folder(), output, str(info.local_rank)))
     with node_folders.held(copy, programs and os.path.dirname(programs)):
         try:
             os.makedirs(os.path.join(copy, folder), exist_ok=True)
@@ -89,33 +85,17 @@ def run(
             raise
         status = process.wait()
     if teller.has_ended_it(status):
-        node = runtime.node_number()
-        if in_gang:
-            wait_for_others(outputs, info.local_world_size, info.world_size)
-        raise NodeInterrupted(
+        node, notice = runtime.node_number(), interruption()
+        error = NodeInterrupted(
             f"the machine of node {node} ends soon, and {shlex.join(words)} ended by {teller.name} when it was told; "
             "run it again to go on from what it has saved",
             node,
         )
+        error.left = 0.0 if notice is None else max(0.0, notice.left)
+        raise error
     if status and in_gang:
         raise CommandFailed(shlex.join(words), status, node=runtime.node_number())
     return status
-
-
-def wait_for_others(outputs: str, here: int, all_: int) -> None:
-    """Wait until the other processes of a gang have ended, too, or until 5 s before the machine ends.
-
-    The end of this one counts as a failure of the gang, which has the others stopped. The ends of those on other nodes
-    are not known here.
-
-    Args:
-        outputs: the folder of the output files of the gang's processes on this node.
-        here: the number of processes on this node; `all_` is that of the whole gang.
-    """
-    while (notice := interruption()) is not None and notice.left > _SPARE:
-        if here == all_ and all(has_ended(os.path.join(outputs, str(rank))) for rank in range(here)):
-            return
-        time.sleep(_LOOK)
 
 
 def _environment(programs: str, env: Mapping[str, str], info: runtime.InstanceInfo, in_gang: bool) -> dict[str, str]:

@@ -23,15 +23,6 @@ SIZE = 64 << 20
 KEPT = 16
 
 
-def has_ended(folder: str) -> bool:
-    """Return True if the program whose output is in this folder has ended."""
-    try:
-        with open(os.path.join(folder, END_FILE), "rb") as file:
-            return file.read(1) == b"\1"
-    except OSError:  # it has not begun
-        return False
-
-
 class OutputFiles:
     """The files of one program, to write.
 

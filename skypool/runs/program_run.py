@@ -459,10 +459,13 @@ class ProgramRun:
         self.limit = "lifetime" if limits.lifetime_left < limits.left() else "budget"
         self.interrupt()
 
-    @property
-    def seconds_to_save(self) -> float:
-        """The seconds that the nodes need to save what is left to buckets."""
-        return self._saving.reserve
+    def end_earlier(self, seconds: float) -> None:
+        """Have the program end so many seconds before nodes save what is left, because of budget or lifetime."""
+        self.pool._sender.working().limits.for_programs = seconds
+
+    def until_end(self) -> float:
+        """Return the seconds until the program is interrupted because of budget or lifetime; infinite for no limit."""
+        return self.pool._sender.working().limits.until_stop()
 
     def seconds_left(self) -> float:
         """Return the seconds until the budget or lifetime ends the machines; infinite for no limit."""

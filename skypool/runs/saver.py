@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from pathlib import Path
 
 from skypool import events
 from skypool.errors import LedgerError, SkypoolError
-from skypool.pool.limits import SteadyReserve
 from skypool.runs.program_run import ProgramRun
 from skypool.runs.teller import Teller
 
@@ -46,20 +44,20 @@ class Saver:
     def __init__(self, run: ProgramRun, folder: str, target: Path, tell: Teller) -> None:
         self.failure = ""
         self._run, self._folder, self._target, self._tell = run, folder, target, tell
-        self._reserve = SteadyReserve(lambda: run.seconds_to_save, math.inf)
         self._files = 0
         self._fetched = ""  # when the last one began, in words
         self._is_urgent = False
-        self._margin = _TO_FETCH
         self._wake = threading.Event()
         self._is_over = False
         self._thread = threading.Thread(target=self._work, name="skypool-save", daemon=True)
 
     def __enter__(self) -> None:
+        early = _TO_END if self._run.buckets else 0.0
         if self._folder:
             with contextlib.suppress(SkypoolError):  # nobody knows when it ends
-                self._margin = min(_TO_FETCH, self._run.seconds_left() / 4)
-        if self._folder or self._run.buckets:
+                early += min(_TO_FETCH, self._run.seconds_left() / 4)
+        if early:
+            self._run.end_earlier(early)
             self._thread.start()
 
     def __exit__(self, *_: object) -> None:
@@ -130,18 +128,13 @@ class Saver:
             if self._is_over:
                 return
             try:
-                left = self._run.seconds_left()
+                left, until_end = self._run.seconds_left(), self._run.until_end()
             except LedgerError:  # then nobody knows
-                left = 0.0
+                left = until_end = 0.0
             except SkypoolError:  # the pool has ended
                 return
             try:
-                margin = self._margin if self._folder else 0.0
-                if self._run.buckets:
-                    early = self._reserve()  # what the program writes at its end moves that no further ahead
-                    margin += early + _TO_END
-                    self._reserve.note(left - margin + early, early)
-                if left < margin and not self._is_urgent:
+                if until_end <= 0 and not self._is_urgent:
                     self._tell.error(
                         f"the machines end in {left:.0f} s, as the budget or the lifetime is over: the program is "
                         "interrupted, so that what it has written can be saved"
@@ -149,7 +142,7 @@ class Saver:
                     self._run.end_by_limit()
                     return
                 pause = _OFTEN if self._is_urgent or left < _LAST else min(_EVERY, left - _LAST + _OFTEN)
-                pause = max(0.2, min(pause, left - margin, _OFTEN if self._run.buckets else pause))
+                pause = max(0.2, min(pause, until_end, _OFTEN if self._run.buckets else pause))
                 if self._folder:
                     self._fetch(settled=True)
                     told = ""

@@ -400,7 +400,7 @@ class WholeRun:
         """Raise UsageError if machines, which run for so many seconds at most, cannot log in to a bucket so long."""
         option = self._tell.option
         rented = {each.provider for each in found.offers if each.usd_per_hour}
-        check_identity(self._buckets, rented, drivers_asked(self._asked.rent["provider"]), option)
+        check_identity([*self._buckets, *self._data], rented, drivers_asked(self._asked.rent["provider"]), option)
         check_expiry(self._buckets, seconds, option)
         check_expiry(self._data, min(seconds, START), option)  # it is fetched once
 

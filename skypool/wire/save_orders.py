@@ -8,6 +8,8 @@ from typing import Any
 
 SOCKET = "mover.sock"
 """The socket in a node's folder at which its programs reach the mover."""
+LOOKED = "mover.looked"
+"""The file in a node's folder that the mover makes when the agent has ended, and it knows which files are written."""
 SOCKET_VARIABLE = "SKYPOOL_MOVER"
 """The environment variable with the path of this socket."""
 PHASES = ("restoring", "saving", "ending", "ended", "fetching", "there")

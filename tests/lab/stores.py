@@ -12,10 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from skypool.gangs.ports import free_ports
 from tests.lab.kernel import wait_until
+
+if TYPE_CHECKING:
+    from tests.lab.machines import Lab
 
 IDENTITIES = {
     "owner": ["Admin", "Read", "Write", "List", "Tagging"],
@@ -25,6 +30,8 @@ IDENTITIES = {
     "anonymous": ["Read:models/public/*", "List:models/public/*"],
 }
 """Who may do what in SeaweedFS. The access key is the name, and the secret `secret_of` it; "anonymous" needs none."""
+KEYS = ("SAVE_ID", "SAVE_SECRET")
+"""The variables with the keys of a store in the lab."""
 ROLE = "arn:aws:iam::123456789012:role/runs"
 _READY = 90.0
 """Seconds within which a store must serve, on a busy machine too."""
@@ -141,3 +148,15 @@ def seaweedfs(folder: Path, volumes: int = 5, address: str = "127.0.0.1", roles:
     with _running(argv, folder / "log") as process:
         wait_until(serves, _READY, "SeaweedFS")
         yield Store(endpoint)
+
+
+@contextmanager
+def in_lab(lab: Lab, folder: Path, monkeypatch: pytest.MonkeyPatch, identity: str) -> Iterator[Store]:
+    """Serve a store that machines of the lab reach. The keys of an identity are in the environment, in `KEYS`."""
+    if why := missing_s3():
+        pytest.skip(why)
+    for name, value in zip(KEYS, (identity, secret_of(identity)), strict=True):
+        monkeypatch.setenv(name, value)
+    (folder / "store").mkdir()
+    with seaweedfs(folder / "store", address=lab.gateway) as made:
+        yield made

@@ -296,7 +296,8 @@ class World:
                     rank.is_gone, rank.is_dead = True, False
                     if n not in gang.known and not rank.is_stopped:
                         gang.own.add(n)
-                    report = Ended(gang.order.gang, gang.attempt, n, how)
+                    left = self.chance.choice((0.0, 60.0)) if how == "interrupted" else 0.0
+                    report = Ended(gang.order.gang, gang.attempt, n, how, left=left)
                     fate = self.chance.random()
                     if fate < 0.6:
                         reports.append(report)
