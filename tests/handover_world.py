@@ -1,15 +1,12 @@
 """A small world for the hand-over of a run: client, agent, runner, network, guard, program, ledger, and what may fail.
 
-`moves` lists all that may happen next in a world. `explore` follows every order of events up to a bound, breadth first,
-and checks the promises in each world. A world is a tuple of numbers and words: values of `skypool.head.states` have
-numbers in `CODES`, so that worlds are hashed fast. Time passes in ticks of half a lease.
+`moves` lists all that may happen next in a world, and `handover_search` follows it. A world is a tuple of numbers and
+words: values of `skypool.head.states` have numbers in `CODES`, so that worlds are hashed fast. Time passes in ticks of
+half a lease. Promises are checked by the moves that could break them, and by `check` in each world.
 """
 
 from __future__ import annotations
 
-import random
-from array import array
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -88,10 +85,9 @@ class World(NamedTuple):
         machine: "up", or why it has ended.
         guard: whether it holds the end: "", "asked", "held".
         row: whether it is on the disk: "", "cached" before a real fsync, "synced".
-        starts: how often each attempt was started.
-        program: what runs, or how it has ended.
-        stored: the code of the outcome in the bucket; -1 for none.
-        entry: the code of the entry in the ledger. looker: that of the one that another command is about to write, or -1.
+        attempts: how often the program was started. program: what became of the last attempt.
+        stored: the code of the stored outcome; -1 for none.
+        entry: the code of the ledger's entry. looker: that of the one that another command will write; -1 for none.
         said: the code of what the client has told its user; -1 for nothing yet.
         faults, slips, cancels: how many may still happen. A slip is a message that is lost or comes twice.
     """
@@ -118,8 +114,8 @@ class World(NamedTuple):
     row: str
     stood_by: bool
     tags: str
-    starts: tuple[int, ...]
-    program: s.Program | str
+    attempts: int
+    program: s.Program
     stored: int
     entry: int
     looker: int
@@ -131,13 +127,20 @@ class World(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """How the parties behave, and what the parts of the world do that a party relies on. Planted bugs change them."""
+    """How the parties behave, and what may happen to them. Planted bugs change the rules.
+
+    Attributes:
+        merged: how the ledger merges what is written into it.
+        has_fsync: False if a written row is lost by a reboot.
+        may_fail: how the texts of the faults begin that may happen.
+    """
 
     client: Callable[[s.Client, Any], tuple[s.Client, list[Any]]] = steps.client
     agent: Callable[[s.Agent, Any], tuple[s.Agent, list[Any]]] = steps.agent
     runner: Callable[[s.Runner, Any], tuple[s.Runner, list[Any]]] = steps.runner
     merged: Callable[[s.Entry, s.Entry], s.Entry] = steps.merged
     has_fsync: bool = True
+    may_fail: tuple[str, ...] = ("",)
     memo: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def step(self, party: str, state: int, event: Hashable) -> tuple[int, tuple[int, ...]]:
@@ -180,7 +183,7 @@ def new(faults: int, slips: int, cancels: int) -> World:
         row="",
         stood_by=False,
         tags="short",
-        starts=(),
+        attempts=0,
         program=s.Program.NONE,
         stored=-1,
         entry=CODES(s.Entry(s.Ledger.LIVE)),
@@ -263,7 +266,7 @@ def _ended(w: World, why: str) -> World:
         alone=0,
         guard="",
         program=s.Program.NONE,
-        starts=(),
+        attempts=0,
         stood_by=False,
         tags="",
     )
@@ -337,8 +340,15 @@ def _with(bag: tuple[int, ...], code: int) -> tuple[int, ...]:
     return bag if code in bag or len(bag) >= ROOM else tuple(sorted((*bag, code)))
 
 
-def _without(bag: tuple[int, ...], code: int) -> tuple[int, ...]:
-    return tuple(each for each in bag if each != code)
+def _got(w: World, code: int) -> World:
+    """Return the world after a message has arrived, or is lost."""
+    if code in w.c2a:
+        return w._replace(c2a=tuple(each for each in w.c2a if each != code))
+    return w._replace(a2c=tuple(each for each in w.a2c if each != code))
+
+
+def _slip(w: World) -> World:
+    return w._replace(slips=w.slips - 1)
 
 
 def _perform_agent(w: World, rules: Rules, is_fault: bool = False) -> World:
@@ -383,12 +393,12 @@ def _start_program(w: World, attempt: int) -> World:
     if not w.row:
         raise Broken(ONE_OWNER, "the program starts before the commit")
     if w.program is s.Program.RUNNING:
-        raise Broken(ONE_START, f"attempt {attempt} starts while attempt {len(w.starts)} runs")
-    if attempt <= len(w.starts):
+        raise Broken(ONE_START, f"attempt {attempt} starts while attempt {w.attempts} runs")
+    if attempt <= w.attempts:
         raise Broken(ONE_START, f"attempt {attempt} starts a second time")
-    if attempt > len(w.starts) + 1 or attempt > 1 + RETRIES:
+    if attempt > w.attempts + 1 or attempt > 1 + RETRIES:
         raise Broken(ONE_START, f"attempt {attempt} is no counted retry")
-    return w._replace(program=s.Program.RUNNING, starts=(*w.starts, 1))
+    return w._replace(program=s.Program.RUNNING, attempts=attempt)
 
 
 def _runner_dies(w: World) -> World:
@@ -403,6 +413,8 @@ def _perform_runner(w: World, rules: Rules) -> World:
             is_ready = isinstance(message, s.StandsBy)
             return w._replace(r2a=(*w.r2a, CODES(message)), stood_by=w.stood_by or is_ready)
         case s.Store(outcome):
+            if (outcome is s.Outcome.ENDED) != (w.program is s.Program.ENDED) or w.program is s.Program.RUNNING:
+                raise Broken(TRUTH, f"{outcome.value!r} is stored, and the program is {w.program.value}")
             stored = w.stored if w.stored >= 0 else CODES(outcome)
             return _runner_event(w._replace(stored=stored), rules, s.Stored(THINGS[stored]))
     raise AssertionError(action)
@@ -482,7 +494,7 @@ def moves(w: World, rules: Rules) -> Iterator[Move]:
     elif (found := _look(w)) >= 0:
         yield "step", ("another command looks in, and writes", THINGS[found]), _write(w, rules, THINGS[found])
         if w.slips:
-            slow = w._replace(looker=found, slips=w.slips - 1)
+            slow = _slip(w)._replace(looker=found)
             yield "fault", ("another command looks in, and will write later", THINGS[found]), slow
 
 
@@ -497,10 +509,9 @@ def _client_acts(w: World, rules: Rules) -> Iterator[Move]:
 
 def _client_dies(w: World) -> World:
     """What it has sent may still arrive. Nothing follows from a question any more."""
-    c2a = w.c2a
-    if ASK in c2a and w.agent >= 0 and THINGS[w.agent].is_committed:
-        c2a = _without(c2a, ASK)
-    return w._replace(client=-1, client_todo=(), client_is=DEAD, link=False, c2a=c2a, a2c=())
+    if ASK in w.c2a and w.agent >= 0 and THINGS[w.agent].is_committed:
+        w = _got(w, ASK)
+    return w._replace(client=-1, client_todo=(), client_is=DEAD, link=False, a2c=())
 
 
 def _client_faults(w: World) -> Iterator[Move]:
@@ -549,10 +560,10 @@ def _client_moves(w: World, rules: Rules) -> Iterator[Move]:
         yield "step", ("the client begins", None), _client_event(w, rules, s.Begin())
     for code in w.a2c:
         status = THINGS[code]
-        after = _client_event(w, rules, s.Answered(status))
-        yield "step", ("the client hears", status), after._replace(a2c=_without(w.a2c, code))
+        yield "step", ("the client hears", status), _client_event(_got(w, code), rules, s.Answered(status))
         if w.slips:
-            yield "fault", ("the client hears for the first of two times", status), after._replace(slips=w.slips - 1)
+            after = _client_event(_slip(w), rules, s.Answered(status))
+            yield "fault", ("the client hears for the first of two times", status), after
     if state.phase is not s.ClientPhase.OVER:
         yield from _client_waits(w, rules)
         if w.cancels:
@@ -581,7 +592,7 @@ def _client_waits(w: World, rules: Rules) -> Iterator[Move]:
         if after != w:
             yield "step", ("the client waits too long", None), after
     elif w.slips:
-        after = _client_event(w._replace(slips=w.slips - 1), rules, s.Overdue())
+        after = _client_event(_slip(w), rules, s.Overdue())
         yield "fault", ("the client does not wait any longer", None), after
 
 
@@ -598,10 +609,10 @@ def _agent_moves(w: World, rules: Rules) -> Iterator[Move]:
         return
     for code in w.c2a:
         message = THINGS[code]
-        after = _receive(w, rules, message)
-        yield "step", ("the agent receives", message), after._replace(c2a=_without(w.c2a, code))
+        yield "step", ("the agent receives", message), _receive(_got(w, code), rules, message)
         if w.slips:
-            yield "fault", ("the agent receives for the first of two times", message), after._replace(slips=w.slips - 1)
+            after = _receive(_slip(w), rules, message)
+            yield "fault", ("the agent receives for the first of two times", message), after
     state: s.Agent = THINGS[w.agent]
     if w.guard == "held" and state.stage is s.Stage.PREPARING and not state.is_end_held:
         yield "step", ("the agent hears that the guard holds the end", None), _agent_event(w, rules, s.EndHeld())
@@ -614,7 +625,7 @@ def _agent_moves(w: World, rules: Rules) -> Iterator[Move]:
         after = _agent_event(w._replace(runner=-1), rules, s.RunnerEnded(w.number))
         yield "step", ("the agent sees that the runner has ended", None), after
     if state.program is s.Program.RUNNING and w.program is not s.Program.RUNNING:
-        after = _agent_event(w, rules, s.ProgramEnded(len(w.starts), w.program))
+        after = _agent_event(w, rules, s.ProgramEnded(w.attempts, w.program))
         yield "step", ("the agent sees that the program has ended", w.program), after
     if w.cancels and state.is_committed and w.client_is != UP:
         after = _agent_event(w._replace(cancels=w.cancels - 1), rules, s.Received(s.CancelRun(CLAIM)))
@@ -646,14 +657,13 @@ def _runner_moves(w: World, rules: Rules) -> Iterator[Move]:
 def _machine_moves(w: World, rules: Rules) -> Iterator[Move]:
     """Yield what the network, the guard, the program and other computers do."""
     if w.slips:
-        for code in w.c2a:
-            lost = w._replace(c2a=_without(w.c2a, code), slips=w.slips - 1)
-            yield "fault", ("a message to the agent is lost", THINGS[code]), lost
-        for code in w.a2c:
-            lost = w._replace(a2c=_without(w.a2c, code), slips=w.slips - 1)
-            yield "fault", ("a message to the client is lost", THINGS[code]), lost
+        for code in (*w.c2a, *w.a2c):
+            yield "fault", ("a message is lost", THINGS[code]), _slip(_got(w, code))
     if w.faults and w.link and w.client_is != DEAD:
         yield "fault", ("the connection breaks", None), _spend(w)._replace(link=False, c2a=(), a2c=())
+        if w.c2a:
+            late = _spend(w)._replace(link=False, a2c=())
+            yield "fault", ("the connection breaks, and what was sent to the agent arrives later", None), late
     if w.guard == "asked":
         yield "step", ("the guard takes the end", None), w._replace(guard="held")
     if w.program is s.Program.RUNNING:
@@ -724,157 +734,6 @@ def check_end(w: World) -> None:
     if outcome not in right:
         said = None if outcome is None else outcome.value
         raise Broken(AGREE, f"in the end the ledger says {said!r}, not {' or '.join(each.value for each in right)}")
-
-
-# --- exploring -----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Found:
-    """What an exploration has found.
-
-    Attributes:
-        worlds: the number of different worlds.
-        moves: the number of moves between them.
-        broken: the first promise that was broken; None if all are kept.
-        trace: the shortest way there, a line for each move.
-        ends: how often each end was reached: machine, stored outcome, what the ledger and the client say.
-    """
-
-    worlds: int = 0
-    moves: int = 0
-    broken: Broken | None = None
-    trace: list[str] = field(default_factory=list)
-    ends: dict[tuple[str, ...], int] = field(default_factory=dict)
-
-
-def explore(rules: Rules | None = None, *, faults: int, slips: int, cancels: int) -> Found:
-    """Follow every order of events, and return what was found. Stop at the first broken promise."""
-    rules = rules or Rules()
-    first = new(faults, slips, cancels)
-    numbers = {first: 0}
-    worlds = [first]
-    parents = array("i", [-1])
-    backwards: list[list[int]] = [[]]  # from which worlds each can be reached without a fault or a wake
-    found = Found()
-    last: Label | None = None
-    at = 0
-    try:
-        while at < len(worlds):
-            world = worlds[at]
-            for kind, last, after in moves(world, rules):
-                found.moves += 1
-                number = numbers.get(after)
-                if number is None:
-                    number = numbers[after] = len(worlds)
-                    worlds.append(after)
-                    parents.append(at)
-                    backwards.append([])
-                    check(after)
-                    if is_over(after):
-                        check_end(after)
-                if kind == "step":
-                    backwards[number].append(at)
-                last = None
-            at += 1
-    except Broken as e:
-        found.broken = e
-        found.trace = _trace(worlds, parents, at, rules)
-        if last is not None:  # a world was made that breaks it
-            found.trace.append(_told(last))
-    found.worlds = len(worlds)
-    if found.broken is None:
-        _find_endless(found, worlds, parents, backwards, rules)
-    return found
-
-
-def _find_endless(
-    found: Found, worlds: list[World], parents: array[int], backwards: list[list[int]], rules: Rules
-) -> None:
-    """Find the first world from which nothing leads to an end without a fault or a wake."""
-    reaches = bytearray(len(worlds))
-    todo = deque[int]()
-    for number, world in enumerate(worlds):
-        if is_over(world):
-            reaches[number] = 1
-            todo.append(number)
-            key = _end_of(world)
-            found.ends[key] = found.ends.get(key, 0) + 1
-    while todo:
-        for before in backwards[todo.pop()]:
-            if not reaches[before]:
-                reaches[before] = 1
-                todo.append(before)
-    endless = reaches.find(0)
-    if endless >= 0:
-        found.broken = Broken(IT_ENDS, "nothing leads to an end from here without another fault")
-        found.trace = _trace(worlds, parents, endless, rules)
-
-
-def _end_of(w: World) -> tuple[str, ...]:
-    said = THINGS[w.said].value if w.said >= 0 else ""
-    outcome = THINGS[w.entry].outcome
-    return w.machine, "committed" if w.row else "not committed", outcome.value if outcome else "", said
-
-
-def _trace(worlds: list[World], parents: array[int], at: int, rules: Rules) -> list[str]:
-    """Return the moves that lead from the first world to one."""
-    way = []
-    while at >= 0:
-        way.append(worlds[at])
-        at = parents[at]
-    way.reverse()
-    told = []
-    for before, after in zip(way, way[1:], strict=False):
-        told.append(next(_told(label) for _, label, each in moves(before, rules) if each == after))
-    return told
-
-
-def _told(label: Label) -> str:
-    """Return what happens as a line."""
-    what, detail = label
-    if detail is None:
-        return what
-    name = type(detail).__name__
-    fields = []
-    for key in getattr(detail, "__dataclass_fields__", {}):
-        value = getattr(detail, key)
-        if key in ("claim", "end", "heir", "row") or value in ("", None, False):
-            continue
-        is_value = hasattr(value, "__dataclass_fields__")
-        fields.append(_told(("", value)).strip() if is_value else str(getattr(value, "value", value)))
-    inside = f" ({', '.join(fields)})" if fields else ""
-    if hasattr(detail, "value"):
-        return f"{what}: {detail.value}"
-    return f"{what}: {name}{inside}" if what else f"{name}{inside}"
-
-
-def simulate(seed: int, rules: Rules | None = None, *, faults: int, slips: int, cancels: int) -> tuple[World, list[str]]:
-    """Let one world run to its end by chance: faults at random moments, and then none. Return the end and the trace.
-
-    Raises Broken with the trace as a note.
-    """
-    rules = rules or Rules()
-    chance = random.Random(seed)
-    world = new(faults, slips, cancels)
-    trace: list[str] = []
-    calm = chance.randrange(400)  # moves after which nothing fails any more, and what hangs hangs for good
-    try:
-        for number in range(4000):
-            if is_over(world):
-                check_end(world)
-                return world, trace
-            found = [each for each in moves(world, rules) if number < calm or each[0] == "step"]
-            weights = [0.3 if kind == "fault" else 0.1 if label[0] == "half a lease passes" else 1.0 for kind, label, _ in found]
-            if not found:
-                raise Broken(IT_ENDS, "nothing can happen any more")
-            _, label, world = chance.choices(found, weights)[0]
-            trace.append(_told(label))
-            check(world)
-        raise Broken(IT_ENDS, "it goes on for ever")
-    except Broken as e:
-        e.add_note("\n".join(trace))
-        raise
 
 
 def planted(rules: Rules, **changes: Any) -> Rules:
