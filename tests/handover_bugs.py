@@ -106,6 +106,11 @@ def _forgets_to_cancel_the_run(state: s.Client, event: Any) -> Any:
     return None
 
 
+def _cancels_the_run_only_once(state: s.Client, event: Any) -> Any:
+    is_answer = isinstance(event, s.Answered) and event.status.stage is s.Stage.COMMITTED
+    return (state, []) if is_answer and state.phase is P.CANCELLING else None
+
+
 def _writes_over_what_others_wrote(_old: s.Entry, new: s.Entry) -> s.Entry:
     return new
 
@@ -139,10 +144,15 @@ def _obeys_the_former_client(state: s.Agent, event: Any) -> Any:
 
 
 def _renews_for_messages_of_the_former_client(state: s.Agent, event: Any) -> Any:
-    if isinstance(event, s.Received):
+    if isinstance(event, s.Received) and event.from_owner:
         after, actions = steps.agent(state, event)
         return after, [s.Renew(), *(each for each in actions if each != s.Renew())]
     return None
+
+
+def _renews_for_whoever_asks(state: s.Agent, event: Any) -> Any:
+    after, actions = steps.agent(state, event)
+    return (after, [s.Renew(), *actions]) if isinstance(event, s.Received) and not event.from_owner else None
 
 
 def _renews_for_a_runner_that_stands_still(state: s.Agent, event: Any) -> Any:
@@ -265,6 +275,13 @@ BUGS = (
         world.NOT_BEFORE,
         cancels=1,
     ),
+    Bug(
+        "the client asks only once to cancel the run",
+        planted(_client(_cancels_the_run_only_once), runs_on=True),
+        world.IT_ENDS,
+        slips=1,
+        cancels=1,
+    ),
     Bug("the ledger is written over", planted(RULES, merged=_writes_over_what_others_wrote), world.AGREE, faults=1),
     Bug(
         "the commit comes before the runner stands by", _agent(_commits_before_the_runner_stands_by), world.READY_FIRST
@@ -282,6 +299,7 @@ BUGS = (
         world.ONE_OWNER,
         slips=1,
     ),
+    Bug("whoever asks extends the lease", _agent(_renews_for_whoever_asks), world.NOT_ALONE),
     Bug(
         "the lease is extended for a runner that stands still",
         _agent(_renews_for_a_runner_that_stands_still),
@@ -308,6 +326,7 @@ BUGS = (
         faults=1,
         cancels=1,
     ),
+    Bug("the lease is not heeded", planted(RULES, heeds_lease=False), world.READY_FIRST, faults=1),
     Bug("the row is not durable", planted(RULES, has_fsync=False), world.AGREE, faults=1),
     Bug(
         "the program starts when the runner stands by",

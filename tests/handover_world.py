@@ -132,7 +132,9 @@ class Rules:
     Attributes:
         merged: how the ledger merges what is written into it.
         has_fsync: False if a written row is lost by a reboot.
+        heeds_lease: False if a row is written though the lease is over.
         may_fail: how the texts of the faults begin that may happen.
+        runs_on: True if the program never ends by itself, so that its users must cancel the run in the end.
     """
 
     client: Callable[[s.Client, Any], tuple[s.Client, list[Any]]] = steps.client
@@ -140,7 +142,9 @@ class Rules:
     runner: Callable[[s.Runner, Any], tuple[s.Runner, list[Any]]] = steps.runner
     merged: Callable[[s.Entry, s.Entry], s.Entry] = steps.merged
     has_fsync: bool = True
+    heeds_lease: bool = True
     may_fail: tuple[str, ...] = ("",)
+    runs_on: bool = False
     memo: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def step(self, party: str, state: int, event: Hashable) -> tuple[int, tuple[int, ...]]:
@@ -150,7 +154,7 @@ class Rules:
         if found is None:
             after, actions = getattr(self, party)(THINGS[state], event)
             found = self.memo[key] = CODES(after), tuple(map(CODES, actions))
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 Label = tuple[str, Hashable]
@@ -369,6 +373,10 @@ def _perform_agent(w: World, rules: Rules, is_fault: bool = False) -> World:
         case s.WriteRow():
             if is_fault:
                 return _agent_event(w, rules, s.RowFailed("the disk is full"))
+            if not w.lease and rules.heeds_lease:
+                return _agent_event(w, rules, s.RowFailed("the machine is about to end"))
+            if not w.lease:
+                raise Broken(READY_FIRST, "the row is written, and the guard is about to end the machine")
             if w.guard != "held" or not w.stood_by:
                 lacks = "the guard does not hold the end" if w.guard != "held" else "no runner has stood by"
                 raise Broken(READY_FIRST, f"the row is written, and {lacks}")
@@ -451,12 +459,17 @@ def _tick(w: World, rules: Rules) -> World:
     return w
 
 
-def _look(w: World) -> int:
+def _look(w: World, rules: Rules) -> int:
     """Return the code of the entry that another command writes after it has looked at the machine; -1 for none."""
     entry: s.Entry = THINGS[w.entry]
     if w.machine != UP:
         found = steps.seen_ended(entry, THINGS[w.stored] if w.stored >= 0 else None)
+    elif entry.state is s.Ledger.LIVE:
+        return -1
     elif w.agent_is == UP:
+        _, actions = rules.step("agent", w.agent, s.Received(s.Ask(CLAIM), from_owner=False))
+        if RENEW in actions:
+            raise Broken(NOT_ALONE, "a question of another command extends the lease")
         found = steps.seen(entry, THINGS[w.agent].is_committed)
     elif w.agent_is == DEAD:
         found = steps.seen_cut_off(entry, bool(w.row), THINGS[w.stored] if w.stored >= 0 else None)
@@ -491,7 +504,7 @@ def moves(w: World, rules: Rules) -> Iterator[Move]:
     if w.looker >= 0:
         after = _write(w._replace(looker=-1), rules, THINGS[w.looker])
         yield "step", ("another command writes the ledger", THINGS[w.looker]), after
-    elif (found := _look(w)) >= 0:
+    elif (found := _look(w, rules)) >= 0:
         yield "step", ("another command looks in, and writes", THINGS[found]), _write(w, rules, THINGS[found])
         if w.slips:
             slow = _slip(w)._replace(looker=found)
@@ -568,7 +581,7 @@ def _client_moves(w: World, rules: Rules) -> Iterator[Move]:
         yield from _client_waits(w, rules)
         if w.cancels:
             after = _client_event(w._replace(cancels=w.cancels - 1), rules, s.Interrupt())
-            yield "fault", ("the user presses Ctrl-C", None), after
+            yield "step" if rules.runs_on else "fault", ("the user presses Ctrl-C", None), after
     if state.phase in (s.ClientPhase.WATCHING, s.ClientPhase.OVER):
         yield "step", ("the client leaves", None), _client_dies(w)
     elif w.faults:
@@ -628,8 +641,8 @@ def _agent_moves(w: World, rules: Rules) -> Iterator[Move]:
         after = _agent_event(w, rules, s.ProgramEnded(w.attempts, w.program))
         yield "step", ("the agent sees that the program has ended", w.program), after
     if w.cancels and state.is_committed and w.client_is != UP:
-        after = _agent_event(w._replace(cancels=w.cancels - 1), rules, s.Received(s.CancelRun(CLAIM)))
-        yield "fault", ("another command cancels the run", None), after
+        after = _agent_event(w._replace(cancels=w.cancels - 1), rules, s.Received(s.CancelRun(CLAIM), False))
+        yield "step" if rules.runs_on else "fault", ("another command cancels the run", None), after
 
 
 def _said(w: World, rules: Rules, said: s.RunnerSaid) -> World:
@@ -667,7 +680,8 @@ def _machine_moves(w: World, rules: Rules) -> Iterator[Move]:
     if w.guard == "asked":
         yield "step", ("the guard takes the end", None), w._replace(guard="held")
     if w.program is s.Program.RUNNING:
-        yield "step", ("the program ends", None), w._replace(program=s.Program.ENDED)
+        if not rules.runs_on:
+            yield "step", ("the program ends", None), w._replace(program=s.Program.ENDED)
         if w.faults:
             yield "fault", ("the program is killed", None), _spend(w)._replace(program=s.Program.LOST)
     if w.lease == 0:

@@ -232,6 +232,17 @@ def test_a_row_that_cannot_be_written_is_no_commit() -> None:
     assert actions == [KillRunner(1), Reply(Status(CLAIM, Stage.FAILED, "the disk is full"))]
 
 
+def test_others_may_ask_but_neither_decide_nor_extend_the_lease() -> None:
+    state, _ = agent(*READY)
+    for message in (PREPARE, Commit(CLAIM), Abandon(CLAIM), Ask(CLAIM), CancelRun(CLAIM)):
+        told = [Reply(Status(CLAIM, Stage.READY))]
+        assert steps.agent(state, Received(message, from_owner=False)) == (state, told)
+    assert steps.agent(Agent(), Received(PREPARE, from_owner=False)) == (
+        Agent(),
+        [Reply(Status(CLAIM, Stage.NOTHING))],
+    )
+
+
 def test_the_agent_obeys_the_owner_alone() -> None:
     client_frame, runner_frame = Heard(Party.CLIENT), Heard(Party.RUNNER, 1)
     assert agent(*READY, client_frame)[1] == [Renew()]
@@ -367,21 +378,41 @@ def test_a_run_that_is_handed_over_completes_whatever_becomes_of_the_client_and_
     assert {end[3] for end in ends if end[1] == "committed"} == {"detached", ""}
 
 
+def test_ctrl_c_ends_a_program_that_never_ends_though_messages_are_lost_and_connections_break() -> None:
+    rules = Rules(runs_on=True, may_fail=("a message", "the connection", "the runner", "the agent receives"))
+    found = explore(rules, faults=1, slips=1, cancels=1)
+    assert found.broken is None, "\n".join([str(found.broken), *found.trace])
+    assert {end[:3] for end in found.ends} == {
+        ("the run is over: cancelled", "committed", "cancelled"),
+        ("ended by the client", "not committed", "not started"),
+        ("its lease was over", "not committed", "not started"),
+        ("its lease was over", "not committed", "lost"),
+    }
+
+
+def test_one_fault_of_the_runner_costs_no_run_and_a_program_that_is_killed_is_retried() -> None:
+    completes = ("the run is over: ended", "committed", "ended", "detached")
+    assert explored(1, 0, 0, "the runner", "the dispatch").ends.keys() == {completes}
+    assert explored(1, 0, 0, "the program").ends.keys() == {completes}
+    failed = ("the run is over: failed", "committed", "failed", "detached")
+    assert explored(2, 0, 0, "the program").ends.keys() == {completes, failed}
+
+
 @pytest.mark.parametrize(("faults", "slips", "cancels"), [(2, 0, 0), (1, 1, 0), (1, 0, 1)])
 def test_every_order_of_events_keeps_the_promises(faults: int, slips: int, cancels: int) -> None:
     explored(faults, slips, cancels)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("faults", "slips", "cancels"), [(2, 1, 0), (1, 1, 1), (1, 2, 0), (2, 0, 1)])
+@pytest.mark.parametrize(("faults", "slips", "cancels"), [(2, 1, 1), (3, 0, 0), (1, 2, 0)])
 def test_every_order_of_more_events_keeps_the_promises(faults: int, slips: int, cancels: int) -> None:
     ends = explored(faults, slips, cancels).ends
-    assert {"its lease was over", "its written end has come", "ended by the client"} <= {end[0] for end in ends}
-    assert {"ended", "interrupted", "lost", "not started"} <= {end[2] for end in ends}
-    assert {"detached", "not started", "interrupted", "not known", ""} == {end[3] for end in ends}
+    assert {end[0] for end in ends} >= {"its lease was over", "its written end has come", "ended by the client"}
+    assert {end[2] for end in ends} >= {"ended", "interrupted", "lost", "not started"}
+    assert {end[3] for end in ends} == {"detached", "not started", "interrupted", "not known", ""}
 
 
-@pytest.mark.parametrize("seeds", [300, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_worlds_in_which_much_fails_come_to_an_end(seeds: int) -> None:
     ends = set()
     for seed in range(seeds):

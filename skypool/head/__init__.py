@@ -19,6 +19,12 @@ The hand-over has six steps:
 5. The agent gives the runner the heir and takes it as the owner, and refuses the former client. The program starts.
 6. The client writes "detached" into the ledger, and returns or watches.
 
+A run whose terminal stays open is handed over, too: its client watches, and Ctrl-C has the runner cancel the run.
+
+For later: a run that goes on elsewhere has the same name and a higher generation, so that messages of an old machine
+cannot be taken for those of a new one. On several nodes, the agents of the others are told the heir's digest before the
+commit. The runner gets the heir itself only after it, so whoever shows the heir proves the commit.
+
 - `states`: the values of the three state machines: states, events, actions and messages.
 - `steps`: the state machines themselves: client, agent and runner. They use no clock and do no input or output.
 """

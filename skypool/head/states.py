@@ -318,7 +318,7 @@ class AgentGone:
     An agent that only does not answer is not gone.
 
     Attributes:
-        has_row: True if the row is on the machine's disk.
+        has_row: True if the row is on the machine's disk. It was looked for after it was sure that no agent runs.
         stored: the outcome that the run has stored; None if there is none.
     """
 
@@ -330,7 +330,7 @@ class AgentGone:
 class MachineGone:
     """An event of the client: the provider says that the machine has ended.
 
-    `stored` is the outcome that the run has stored; None if there is none, or nobody knows.
+    `stored` is the outcome that the run has stored, looked for after the end; None if there is none, or nobody knows.
     """
 
     stored: Outcome | None = None
@@ -362,7 +362,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class EndMachine:
-    """An action of the client: end the machine, and come back when its end is proved."""
+    """An action of the client: end the machine. If its end cannot be proved, the actions after this are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,9 +436,14 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """An event of the agent: a message about a hand-over came from outside of the machine."""
+    """An event of the agent: a message about a hand-over came from outside of the machine.
+
+    `from_owner` is False if it came over another connection than that of the accepted client. It then extends no lease,
+    and only `Ask` and `CancelRun` are obeyed.
+    """
 
     message: ToAgent
+    from_owner: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,7 +560,8 @@ class TellRunner:
 class WriteRow:
     """An action of the agent: write the row, with fsync of the file and its folder.
 
-    `RowWritten` or `RowFailed` is the next event. The row is written to another name first, so it is whole or absent.
+    `RowWritten` or `RowFailed` is the next event. The row is written to another name first, so it is whole or absent. It
+    is not written if the guard may end the machine before it hears of the extended lease: such a run would only be lost.
     """
 
     row: Row
@@ -563,7 +569,7 @@ class WriteRow:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An action of the agent: send its state to the client. It is lost if there is no connection."""
+    """An action of the agent: send its state to whoever has asked, or else to the client if that is connected."""
 
     status: Status
 

@@ -255,9 +255,9 @@ _OPEN = (Stage.PREPARING, Stage.READY)
 def agent(state: Agent, event: AgentEvent) -> tuple[Agent, list[AgentAction]]:
     """Decide what the agent does after an event: return its next state, and its actions in order."""
     match event:
-        case Received(message):
-            after, actions = _received(state, message)
-            return after, [Renew(), *actions] if state.owner is Party.CLIENT else actions
+        case Received(message, from_owner):
+            after, actions = _received(state, message, from_owner)
+            return after, [Renew(), *actions] if from_owner and state.owner is Party.CLIENT else actions
         case EndHeld() if state.stage is Stage.PREPARING:
             return _maybe_ready(replace(state, is_end_held=True))
         case EndRefused() if state.stage is Stage.PREPARING:
@@ -292,10 +292,10 @@ def _reply(state: Agent, claim: Claim | None = None) -> Reply:
     return Reply(Status(claim, state.stage, state.why, state.is_cancelled, state.outcome))
 
 
-def _received(state: Agent, message: ToAgent) -> tuple[Agent, list[AgentAction]]:
+def _received(state: Agent, message: ToAgent, from_owner: bool) -> tuple[Agent, list[AgentAction]]:
     """Obey a message about the hand-over, and answer with the state."""
     actions: list[AgentAction] = []
-    if message.claim == (state.claim or message.claim):
+    if message.claim == (state.claim or message.claim) and (from_owner or isinstance(message, CancelRun)):
         match message:
             case Prepare(claim, end, heir) if state.stage is Stage.NOTHING:
                 row = Row(claim, end, heir)
@@ -332,12 +332,13 @@ def _fail(state: Agent, why: str) -> tuple[Agent, list[AgentAction]]:
 
 def _runner_said(state: Agent, said: object) -> tuple[Agent, list[AgentAction]]:
     assert state.row is not None
+    heir = state.row.heir
     match said:
         case StandsBy() if state.stage is Stage.PREPARING:
             return _maybe_ready(replace(state, stands_by=True))
         case StandsBy() if state.stage is Stage.COMMITTED:
-            return replace(state, stands_by=True), [TellRunner(state.runner, Go(state.row.heir))]
-        case Takes(heir) if state.stage is Stage.COMMITTED and heir == state.row.heir:
+            return replace(state, stands_by=True), [TellRunner(state.runner, Go(heir))]
+        case Takes(word) if state.stage is Stage.COMMITTED and word == heir:
             welcome = Welcome(state.attempts, state.program, state.is_cancelled)
             return replace(state, is_taken=True), [Renew(), TellRunner(state.runner, welcome)]
         case _ if not state.is_taken or state.stage is not Stage.COMMITTED:
