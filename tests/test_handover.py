@@ -174,6 +174,11 @@ def test_a_client_that_finds_no_machine_says_only_what_is_known() -> None:
     assert says(ClientPhase.WATCHING, Outcome.ENDED) == [ended]
 
 
+def test_a_client_leaves_a_machine_alone_that_another_run_has() -> None:
+    for phase in (ClientPhase.PREPARING, ClientPhase.COMMITTING, ClientPhase.ABANDONING):
+        assert heard(phase, Stage.OTHER) == (ClientPhase.OVER, [Tell(Said.NOT_STARTED)])
+
+
 def test_answers_about_other_runs_are_ignored() -> None:
     state = client(ClientPhase.COMMITTING)
     assert steps.client(state, Answered(Status(Claim("train-8"), Stage.FAILED))) == (state, [])
@@ -303,7 +308,7 @@ def test_a_message_of_another_generation_is_refused_and_changes_nothing() -> Non
     later = Claim("train-7", 2)
     for message in (replace(PREPARE, claim=later), Commit(later), Abandon(later), CancelRun(later), Ask(later)):
         why = "this machine is of generation 1 of run train-7"
-        assert steps.agent(state, Received(message)) == (state, [Reply(Status(later, Stage.FAILED, why))])
+        assert steps.agent(state, Received(message)) == (state, [Reply(Status(later, Stage.OTHER, why))])
 
 
 # --- the runner ----------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class Stage(Enum):
     """How far a hand-over is, as its agent sees it.
 
     ABANDONED and FAILED are final: nothing is ever committed after them. OVER follows COMMITTED when the run is over.
+    OTHER is said to whoever asks about another run or generation than the one that the machine is of.
     """
 
     NOTHING = "nothing"
@@ -36,6 +37,7 @@ class Stage(Enum):
     OVER = "over"
     ABANDONED = "abandoned"
     FAILED = "failed"
+    OTHER = "other"
 
 
 class Outcome(Enum):
@@ -139,7 +141,7 @@ class Status:
     """The answer of the agent to each message, which it also sends when the stage changes.
 
     Attributes:
-        why: why the hand-over has failed.
+        why: why the hand-over has failed, or which run has the machine.
         is_cancelled: True if the run is being cancelled.
         outcome: how the run has ended, in the stage OVER.
     """
@@ -560,8 +562,8 @@ class TellRunner:
 class WriteRow:
     """An action of the agent: write the row, with fsync of the file and its folder.
 
-    `RowWritten` or `RowFailed` is the next event. The row is written to another name first, so it is whole or absent. It
-    is not written if the guard may end the machine before it hears of the extended lease: such a run would only be lost.
+    `RowWritten` or `RowFailed` is the next event. It is written under another name first, so it is whole or absent.
+    It is not written if the guard may end the machine before it hears of the extended lease. The run would be lost.
     """
 
     row: Row

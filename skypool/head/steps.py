@@ -146,6 +146,8 @@ def _answered(state: Client, status: Status) -> tuple[Client, list[ClientAction]
         return _end_unstarted(state)
     if stage in (Stage.COMMITTED, Stage.OVER):
         return _detached(state, status)
+    if stage is Stage.OTHER:  # the machine is not this client's any more, and not to be ended by it
+        return replace(state, phase=ClientPhase.OVER), [Tell(Said.NOT_STARTED)]
     if phase is ClientPhase.ABANDONING:
         return state, [Send(Abandon(state.claim))]
     if stage is Stage.READY:
@@ -283,10 +285,10 @@ def agent(state: Agent, event: AgentEvent) -> tuple[Agent, list[AgentAction]]:
 
 
 def _reply(state: Agent, claim: Claim | None = None) -> Reply:
-    """Return the answer with the state of the hand-over. One about another claim is told that it has failed."""
+    """Return the answer with the state of the hand-over, to a message about a claim."""
     if claim is not None and state.claim is not None and claim != state.claim:
         why = f"this machine is of generation {state.claim.generation} of run {state.claim.run}"
-        return Reply(Status(claim, Stage.FAILED, why))
+        return Reply(Status(claim, Stage.OTHER, why))
     claim = state.claim or claim
     assert claim is not None
     return Reply(Status(claim, state.stage, state.why, state.is_cancelled, state.outcome))
