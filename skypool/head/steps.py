@@ -266,8 +266,8 @@ def agent(state: Agent, event: AgentEvent) -> tuple[Agent, list[AgentAction]]:
             return _fail(state, "the guard has not taken the end of the run")
         case RowWritten() if state.stage is Stage.READY:
             assert state.row is not None
-            state = replace(state, stage=Stage.COMMITTED)
-            return state, [TellRunner(state.runner, Go(state.row.heir)), _reply(state)]
+            go, state = Go(state.row.heir), replace(state, stage=Stage.COMMITTED)
+            return state, [TellRunner(state.runner, go), _reply(state)]
         case RowFailed(why) if state.stage is Stage.READY:
             return _fail(state, why)
         case RunnerSaid(runner, said) if runner == state.runner:
