@@ -111,6 +111,18 @@ def _cancels_the_run_only_once(state: s.Client, event: Any) -> Any:
     return (state, []) if is_answer and state.phase is P.CANCELLING else None
 
 
+def _tells_before_it_writes(state: s.Client, event: Any) -> Any:
+    after, actions = steps.client(state, event)
+    tells = [each for each in actions if isinstance(each, s.Tell)]
+    return (after, [*tells, *(each for each in actions if each not in tells)]) if tells else None
+
+
+def _says_nothing_of_a_machine_that_is_gone(state: s.Client, event: Any) -> Any:
+    after, actions = steps.client(state, event)
+    is_gone = isinstance(event, s.MachineGone)
+    return (after, [each for each in actions if not isinstance(each, s.Tell)]) if is_gone else None
+
+
 def _writes_over_what_others_wrote(_old: s.Entry, new: s.Entry) -> s.Entry:
     return new
 
@@ -281,6 +293,13 @@ BUGS = (
         world.IT_ENDS,
         slips=1,
         cancels=1,
+    ),
+    Bug("the user is told before the ledger", _client(_tells_before_it_writes), world.AGREE),
+    Bug(
+        "nobody is told that the machine is gone",
+        _client(_says_nothing_of_a_machine_that_is_gone),
+        world.TRUTH,
+        faults=1,
     ),
     Bug("the ledger is written over", planted(RULES, merged=_writes_over_what_others_wrote), world.AGREE, faults=1),
     Bug(

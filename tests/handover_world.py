@@ -720,6 +720,15 @@ def check(w: World) -> None:
             raise Broken(TRUTH, "it says that nothing was started, and there is a commit")
         if said in (s.Said.DETACHED, s.Said.INTERRUPTED) and not w.row:
             raise Broken(TRUTH, f"it says {said.value!r}, and there is no commit")
+        is_left = said in (s.Said.DETACHED, s.Said.INTERRUPTED)
+        if entry.state not in ((s.Ledger.DETACHED, s.Ledger.ENDED) if is_left else (s.Ledger.ENDED,)):
+            raise Broken(AGREE, f"the client says {said.value!r}, and the ledger {entry.state.value!r}")
+    elif (
+        w.client_is == UP
+        and not w.client_todo
+        and THINGS[w.client].phase in (s.ClientPhase.WATCHING, s.ClientPhase.OVER)
+    ):
+        raise Broken(TRUTH, "it ends without a word")
     if entry.state is s.Ledger.DETACHED and not w.row:
         raise Broken(AGREE, "the ledger says that the run is detached, and there is no commit")
     if entry.outcome is s.Outcome.NOT_STARTED and w.row:
