@@ -149,6 +149,13 @@ def _accepts_the_heir_before_the_commit(state: s.Agent, event: Any) -> Any:
     return None
 
 
+def _gives_the_heir_to_a_runner_that_stands_by(state: s.Agent, event: Any) -> Any:
+    if isinstance(event, s.RunnerSaid) and isinstance(event.message, s.StandsBy) and not state.is_committed:
+        after, actions = steps.agent(state, event)
+        return after, [*actions, s.TellRunner(state.runner, s.Go(world.HEIR))]
+    return None
+
+
 def _obeys_the_former_client(state: s.Agent, event: Any) -> Any:
     if isinstance(event, s.Heard) and event.party is s.Party.CLIENT:
         return state, [s.Renew()]
@@ -311,6 +318,7 @@ BUGS = (
         world.READY_FIRST,
     ),
     Bug("the heir is accepted before the commit", _agent(_accepts_the_heir_before_the_commit), world.ONE_OWNER),
+    Bug("the runner gets the heir too early", _agent(_gives_the_heir_to_a_runner_that_stands_by), world.ONE_OWNER),
     Bug("the former client is not refused", _agent(_obeys_the_former_client), world.ONE_OWNER),
     Bug(
         "messages of the former client extend the lease",

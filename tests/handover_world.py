@@ -369,6 +369,8 @@ def _perform_agent(w: World, rules: Rules, is_fault: bool = False) -> World:
         case s.KillRunner(number):
             return _runner_dies(w) if number == w.number else w
         case s.TellRunner(number, message):
+            if isinstance(message, s.Go) and not w.row:
+                raise Broken(ONE_OWNER, "the runner gets the heir before the commit")
             return w._replace(a2r=(*w.a2r, CODES(message))) if number == w.number and w.runner_is != DEAD else w
         case s.WriteRow():
             if is_fault:
