@@ -6,6 +6,7 @@ import itertools
 import random
 from array import array
 from dataclasses import dataclass, field
+from enum import Enum
 
 from tests.handover_world import (
     IT_ENDS,
@@ -141,7 +142,7 @@ def _told(label: Label) -> str:
         is_value = hasattr(value, "__dataclass_fields__")
         fields.append(_told(("", value)).strip() if is_value else str(getattr(value, "value", value)))
     inside = f" ({', '.join(fields)})" if fields else ""
-    if hasattr(detail, "value"):
+    if isinstance(detail, Enum):
         return f"{what}: {detail.value}"
     return f"{what}: {name}{inside}" if what else f"{name}{inside}"
 

@@ -21,8 +21,8 @@ The hand-over has six steps:
 
 A run whose terminal stays open is handed over, too: its client watches, and Ctrl-C has the runner cancel the run.
 
-For later: a run that goes on elsewhere has the same name and a higher generation, so that messages of an old machine
-cannot be taken for those of a new one. On several nodes, the agents of the others are told the heir's digest before the
+For later: a run that goes on elsewhere has the same name and a higher generation. Messages of its old machine are then
+not taken for those of the new one. On several nodes, the agents of the others are told the heir's digest before the
 commit. The runner gets the heir itself only after it, so whoever shows the heir proves the commit.
 
 - `states`: the values of the three state machines: states, events, actions and messages.

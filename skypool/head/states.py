@@ -24,7 +24,7 @@ class Claim:
 
 
 class Stage(Enum):
-    """How far a hand-over is, as its agent sees it.
+    """The progress of a hand-over, as its agent sees it.
 
     ABANDONED and FAILED are final: nothing is ever committed after them. OVER follows COMMITTED when the run is over.
     OTHER is said to whoever asks about another run or generation than the one that the machine is of.
@@ -41,7 +41,7 @@ class Stage(Enum):
 
 
 class Outcome(Enum):
-    """How a run has ended.
+    """The end of a run.
 
     Attributes:
         ENDED: the program has ended by itself; its exit status is stored with the result.
@@ -84,7 +84,7 @@ class Ledger(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the ledger has of a run. `outcome` is None as long as it is not known."""
+    """The ledger's entry of a run. `outcome` is None as long as it is not known."""
 
     state: Ledger
     outcome: Outcome | None = None
@@ -229,7 +229,7 @@ ToRunner = Go | Welcome | ProgramOver | Cancel
 
 
 class ClientPhase(Enum):
-    """What the client of a hand-over is doing.
+    """A phase of the client.
 
     Attributes:
         OWNER: it owns the machine, and has not begun the hand-over.
@@ -268,7 +268,7 @@ class Client:
 
 
 class Said(Enum):
-    """What the client tells its user at the end of a hand-over."""
+    """The words that the client has for its user at the end of a hand-over."""
 
     DETACHED = "detached"
     NOT_STARTED = "not started"
@@ -620,7 +620,7 @@ AgentAction = (
 
 
 class RunnerPhase(Enum):
-    """What a runner is doing.
+    """A phase of a runner.
 
     Attributes:
         STARTING: it has not got all that it needs.
