@@ -24,8 +24,8 @@ ROOT = Path(__file__).parent.parent
 
 ORDER = """
     text errors safety tracebacks supported events clock checks processes event_loop accelerators devices wire shipping
-    model trust runtime gangs link files buckets data drivers calls offers rental provision pool console logs samples
-    metrics observers report compute_pool engines proof agent runs cli testing __main__
+    model trust runtime head gangs link files buckets data drivers calls offers rental provision pool console logs
+    samples metrics observers report compute_pool engines proof agent runs cli testing __main__
 """.split()  # noqa: SIM905 - as a list it is 36 lines and says no more
 """The rooms of skypool from the bottom up; a package is one room. Lower never imports higher."""
 
