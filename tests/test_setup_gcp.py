@@ -188,7 +188,7 @@ def test_a_machine_without_an_account_says_so(
 def test_machines_without_the_identity_that_a_bucket_needs_are_refused_before_they_are_rented() -> None:
     needing = [SaveFolder("out", Bucket("gs://models/runs/x", identity=True))]
     check_identity(needing, {"gcp"}, [sky.GCP(service_account=EMAIL)])
-    with pytest.raises(UsageError, match=r"gcp is asked for machines without one; .* save with keys= instead"):
+    with pytest.raises(UsageError, match=r"gcp is asked for machines without one; .* log in with keys= instead"):
         check_identity(needing, {"gcp"}, [sky.GCP()])
     with pytest.raises(UsageError, match="and those of aws reach s3:// alone; leave identity=True out"):
         check_identity(needing, {"aws"}, [sky.AWS(instance_profile="runs")])
