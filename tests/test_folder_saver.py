@@ -1221,6 +1221,27 @@ def test_an_error_of_the_store_is_told_and_repeated_after_pauses(
     assert (saver.account.trouble, faulty.objects) == ("", {"model.pt": b"x"})
 
 
+def test_what_is_being_sent_when_there_is_hope_is_not_followed_by_a_long_pause(
+    place: Place, faulty: FaultyStore
+) -> None:
+    def refused(method: str, name: str) -> int:
+        if len(faulty.asked) == 8:
+            saver.pause.end()  # as when new credentials come
+        return 403
+
+    faulty.answer = refused
+    place.write("model.pt", "x")
+    saver = faulty_saver(place, faulty)
+    place.settle(saver)
+    while len(faulty.asked) < 8:
+        place.now += 100
+        assert not saver.turn()
+    faulty.answer = lambda method, name: 0
+    place.now += 1
+    assert saver.turn()
+    assert faulty.objects == {"model.pt": b"x"}
+
+
 def test_a_file_that_the_store_refuses_holds_up_no_other(place: Place, faulty: FaultyStore) -> None:
     saver = faulty_saver(place, faulty)
     faulty.answer = lambda method, name: 403 if "bad" in name else 0

@@ -27,7 +27,7 @@ Modules of the mover:
 - `checkpoint_saver`: keeps the checkpoints of `Checkpoints`, and decides from which one to go on.
 - `node_login`: how a node logs in to a bucket.
 - `objects`: requests about single objects.
-- `progress`: measures how fast files are sent, and since when others wait.
+- `progress`: how fast files are sent, since when others wait, and when to try again.
 - `half_files`: remembers which files were being written when their programs were stopped.
 - `local_files`: lists the files of a folder, and tells which are being written.
 - `wholeness`: knows which folders are checkpoints, and when one is whole.

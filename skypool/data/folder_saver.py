@@ -20,7 +20,7 @@ from skypool.buckets.store import UNREACHED, trouble
 from skypool.data import objects
 from skypool.data.half_files import HalfFiles
 from skypool.data.local_files import OWN, State, Writers, journal_lines, listed, state_of
-from skypool.data.progress import Rate, Waiting
+from skypool.data.progress import Pause, Rate, Waiting
 from skypool.data.wholeness import SHARDS_LAST, Checkpoint, checkpoints, is_temporary, shards
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class FolderSaver:
         waiting: the files that are not saved as they are now.
         halves: files whose programs were stopped while they wrote. They replace no former ones, but are saved as
             snapshots.
-        again: the time of the clock before which nothing is sent after an error.
+        pause: nothing is sent in this time after an error.
     """
 
     store: ObjectStore
@@ -131,7 +131,7 @@ class FolderSaver:
     rate: Rate = field(init=False)
     waiting: Waiting = field(init=False)
     halves: HalfFiles = field(init=False)
-    again: float = field(default=-math.inf, init=False)
+    pause: Pause = field(init=False)
     _saved: dict[str, Saved] = field(default_factory=dict[str, Saved], init=False)
     _seen: dict[str, tuple[State, float]] = field(default_factory=dict[str, "tuple[State, float]"], init=False)
     _open_since: dict[str, float] = field(default_factory=dict[str, float], init=False)
@@ -149,11 +149,10 @@ class FolderSaver:
     _torn: set[str] = field(default_factory=set[str], init=False)
     _calm: bool = field(default=False, init=False)
     _awaits_quiet: bool = field(default=False, init=False)
-    _failures: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # for those who send small files
 
     def __post_init__(self) -> None:
-        self.rate, self.waiting = Rate(self.clock), Waiting(self.clock)
+        self.rate, self.waiting, self.pause = Rate(self.clock), Waiting(self.clock), Pause(*_PAUSES, self.clock)
         self.halves = HalfFiles(f"{self.journal}.halves")
         self._goes_on = os.path.exists(self.journal)
         for line in journal_lines(self.journal):
@@ -220,7 +219,7 @@ class FolderSaver:
         groups = checkpoints(files, self.patterns)
         changed = self._changed(files)
         self._note(files, changed)
-        if now < self.again and not last:
+        if not (last or self.pause.is_over):
             return False
         self._torn = self.halves.among(files)
         is_open = self._open(changed, now)
@@ -254,7 +253,8 @@ class FolderSaver:
         if error is not None:
             self.failed(error)
         else:
-            self._failures, self.account.trouble = 0, ""
+            self.account.trouble = ""
+            self.pause.end()
         changed = self._changed(files)
         self._note(files, changed)
         return not (self._awaits_quiet or {*changed} - _covered(self._snapshots, files))
@@ -610,17 +610,10 @@ class FolderSaver:
 
     # --- requests and notes ----------------------------------------------------------------------------------
 
-    @property
-    def pauses(self) -> bool:
-        """True while nothing is sent after an error."""
-        return self.clock() < self.again
-
     def failed(self, error: Exception) -> None:
         """Note an error, and pause before the next attempt."""
         self.account.trouble = trouble(error).words
-        first, longest = _PAUSES
-        self.again = self.clock() + min(longest, first * 2**self._failures)
-        self._failures = min(self._failures + 1, 10)
+        self.pause.begin()
 
     def _note(self, files: Mapping[str, State], changed: Sequence[str]) -> None:
         """Bring the account up to date."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import resource
 import signal
@@ -133,7 +132,7 @@ class Folder:
         """Use other values for the requests that follow, and try again at once what has failed."""
         self._credentials = credentials, values
         if self._saver is not None:
-            self._saver.again = -math.inf
+            self._saver.pause.end()
         self._wake.set()
 
     def end(self, seconds: float, calm: bool = False, is_quiet: threading.Event = _QUIET) -> None:
@@ -334,7 +333,7 @@ class Folder:
         began = time.monotonic()
         is_whole = self._saver.turn(last, calm)
         self._looked = time.monotonic() - began
-        if last or not self._saver.pauses:
+        if last or self._saver.pause.is_over:
             try:
                 return self._checkpoints.turn() and is_whole
             except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows

@@ -1,7 +1,8 @@
-"""Measures how fast files are sent, and since when others wait. Any thread may use these classes."""
+"""How fast files are sent, since when others wait, and when to try again. Any thread may use these classes."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -71,3 +72,29 @@ class Waiting:
     def oldest(self) -> float:
         """For how many seconds the first of the files has been waiting; 0 if none waits."""
         return 0.0 if self._first is None else self._clock() - self._first
+
+
+class Pause:
+    """The pause after an attempt that has failed. After each further one it is twice as long.
+
+    Args:
+        first, longest: the first and the longest pause in seconds.
+    """
+
+    def __init__(self, first: float, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._first, self._longest, self._clock = first, longest, clock
+        self._next, self._until = first, -math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """True if the next attempt may be made."""
+        return self._clock() >= self._until
+
+    def begin(self) -> None:
+        """Begin a pause, as an attempt has failed."""
+        self._until = self._clock() + self._next
+        self._next = min(self._longest, 2 * self._next)
+
+    def end(self) -> None:
+        """End the pause, as there is a reason to hope. After an attempt that fails now, the first pause begins."""
+        self._next, self._until = self._first, -math.inf
