@@ -24,7 +24,7 @@ import skypool as sky
 from skypool import events
 from skypool.buckets.store import client
 from skypool.data import fetching, filled_folder
-from skypool.data.checksums import Checksums, Damaged
+from skypool.data.checksums import Checksums, Damaged, sum_of, sum_of_file
 from skypool.data.data_asked import check_offers, data_asked, examined, far_apart, on_node
 from skypool.data.filled_folder import FETCHES, FilledFolder
 from skypool.data.folder_saver import PART
@@ -167,19 +167,19 @@ def test_what_comes_in_any_order_is_compared_with_the_checksum(tmp_path: Path, p
     for damaged in (False, True):
         checksums = Checksums()
         file = os.open(tmp_path / "file", os.O_RDWR)
-        sum_ = checksums.begin(etag(data, parts), len(data), file)
-        assert sum_ is not None
+        expected = checksums.expected(etag(data, parts), len(data))
+        sum_ = sum_of_file(file, expected)
         random.Random(2).shuffle(places)
         for at in places:
             part = bytearray(data[at : at + PART])
             part[3] ^= damaged
             os.pwrite(file, part, at)
-            sum_.add(at, memoryview(bytes(part)))
+            sum_.add(at)
         if damaged:
             with pytest.raises(Damaged, match="file did not come as it is in the bucket"):
-                checksums.compare("file", sum_)
+                checksums.compare("file", expected, sum_.found())
         else:
-            checksums.compare("file", sum_)
+            checksums.compare("file", expected, sum_.found())
         os.close(file)
         assert checksums.checked == (not damaged)
 
@@ -188,10 +188,8 @@ def test_an_etag_that_is_no_md5_is_given_up_when_the_same_comes_twice() -> None:
     checksums = Checksums()
 
     def come(name: str, data: bytes) -> None:
-        sum_ = checksums.begin('"0123456789abcdef0123456789abcdef"', len(data), None)
-        assert sum_ is not None
-        sum_.add(0, memoryview(data))
-        checksums.compare(name, sum_)
+        expected = checksums.expected('"0123456789abcdef0123456789abcdef"', len(data))
+        checksums.compare(name, expected, sum_of(data, expected))
 
     for name in ("a", "b", "c"):
         with pytest.raises(Damaged):
@@ -203,12 +201,19 @@ def test_an_etag_that_is_no_md5_is_given_up_when_the_same_comes_twice() -> None:
                 come(name, b"1")
         come(name, b"1")
     assert checksums.checked == 0
-    assert checksums.begin('"0123456789abcdef0123456789abcdef"', 1, None) is None
+    assert checksums.expected('"0123456789abcdef0123456789abcdef"', 1) == ""
 
 
 @pytest.mark.parametrize("version", [None, "", '"5-63c1-1"', '"0123456789abcdef0123456789abcdef-7"'])
 def test_what_has_no_checksum_is_not_compared(version: str | None) -> None:
-    assert Checksums().begin(version, PART, None) is None
+    assert Checksums().expected(version, PART) == ""
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_small_objects_have_checksums_too(parts: bool) -> None:
+    version = etag(b"data", parts)
+    expected = Checksums().expected(version, 4)
+    assert f'"{sum_of(b"data", expected)}"' == version
 
 
 # --- one folder ----------------------------------------------------------------------------------------------

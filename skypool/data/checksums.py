@@ -21,23 +21,19 @@ from skypool.data.folder_saver import PART
 _ETAG = re.compile(r'"?([0-9a-f]{32})(?:-([1-9]\d{0,4}))?"?')
 _ENOUGH = 3
 """So many objects whose ETags are no MD5, and none whose ETag is, say that the others are not looked at."""
+_BLOCK = 1 << 20
+"""The bytes of a file that are read at a time."""
 
 
 class Damaged(OSError):
     """Error: the content that came of an object differs from the checksum of the store."""
 
 
-class Sum(Protocol):
-    """The checksum of one object.
+class FileSum(Protocol):
+    """The checksum of a file that comes in parts."""
 
-    Attributes:
-        expected: what the store says.
-    """
-
-    expected: str
-
-    def add(self, at: int, data: memoryview) -> None:
-        """Take a part of the content, which begins at `at`. Any thread may call this."""
+    def add(self, at: int) -> None:
+        """Take the part of the file that begins at `at`, and is there now. Any thread may call this."""
 
     def found(self) -> str:
         """Return the checksum, when all parts are there."""
@@ -59,76 +55,77 @@ class Checksums:
     _came: dict[str, str] = field(default_factory=dict[str, str])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, version: str | None, size: int, file: int | None) -> Sum | None:
-        """Return the checksum to be of an object with this ETag; None if nothing can be compared.
-
-        Args:
-            file: the open file to which parts are written before they are added; None if all comes at once.
-        """
+    def expected(self, version: str | None, size: int) -> str:
+        """Return the checksum that an object with this ETag should have; "" if nothing can be compared."""
         found = _ETAG.fullmatch(version or "")
         if found is None or (self._others >= _ENOUGH and not self.checked):
-            return None
-        if found[2]:
-            parts = int(found[2]) if self.parts else 0
-            return _OfParts(found[0].strip('"')) if parts == max(1, -(-size // PART)) else None
-        return _AtOnce(found[1]) if file is None else _InOrder(found[1], file, size)
+            return ""
+        if not found[2]:
+            return found[1]
+        is_ours = self.parts and int(found[2]) == max(1, -(-size // PART))
+        return found[0].strip('"') if is_ours else ""
 
-    def compare(self, name: str, sum_: Sum) -> None:
-        """Raise Damaged if an object is not as the checksum says, unless it has come in the same way before."""
-        found = sum_.found()
+    def compare(self, name: str, expected: str, found: str) -> None:
+        """Raise Damaged if an object has not the expected checksum, unless it has come in the same way before."""
         with self._lock:
-            if found == sum_.expected:
+            if found == expected:
                 self.checked += 1
             elif self._came.pop(name, "") == found:
                 self._others += 1
             else:
                 self._came[name] = found
-                raise Damaged(f"{name} did not come as it is in the bucket: its MD5 is {found}, not {sum_.expected}")
+                raise Damaged(f"{name} did not come as it is in the bucket: its MD5 is {found}, not {expected}")
 
 
-def _md5(data: bytes | memoryview = b"") -> hashlib._Hash:
+def sum_of(data: bytes | bytearray, expected: str) -> str:
+    """Return the checksum of an object of one part, of the same kind as the expected one."""
+    whole = _md5(data)
+    return f"{_md5(whole.digest()).hexdigest()}-1" if "-" in expected else whole.hexdigest()
+
+
+def sum_of_file(file: int, expected: str) -> FileSum:
+    """Return the checksum to be of an open file, of the same kind as the expected one."""
+    return _OfParts(file) if "-" in expected else _InOrder(file)
+
+
+def _md5(data: bytes | bytearray = b"") -> hashlib._Hash:
     return hashlib.md5(data, usedforsecurity=False)
 
 
-class _AtOnce:
-    """The MD5 of an object that comes in one part."""
-
-    def __init__(self, expected: str) -> None:
-        self.expected = expected
-        self._sum = _md5()
-
-    def add(self, at: int, data: memoryview) -> None:
-        self._sum.update(data)
-
-    def found(self) -> str:
-        return self._sum.hexdigest()
+def _read(file: int, at: int, into: hashlib._Hash) -> None:
+    """Take one part of a file into a sum."""
+    end = at + PART
+    while at < end and (data := os.pread(file, min(_BLOCK, end - at), at)):
+        into.update(data)
+        at += len(data)
 
 
 class _OfParts:
     """The MD5 of the MD5s of the parts of an object, which was uploaded in parts of `PART` bytes."""
 
-    def __init__(self, expected: str) -> None:
-        self.expected = expected
+    def __init__(self, file: int) -> None:
+        self._file = file
         self._sums: dict[int, bytes] = {}
 
-    def add(self, at: int, data: memoryview) -> None:
-        self._sums[at] = _md5(data).digest()
+    def add(self, at: int) -> None:
+        part = _md5()
+        _read(self._file, at, part)
+        self._sums[at] = part.digest()
 
     def found(self) -> str:
         return f"{_md5(b''.join(each for _, each in sorted(self._sums.items()))).hexdigest()}-{len(self._sums)}"
 
 
 class _InOrder:
-    """The MD5 of an object whose parts come in any order. It is made while they come, of what is in the file."""
+    """The MD5 of an object whose parts come in any order."""
 
-    def __init__(self, expected: str, file: int, size: int) -> None:
-        self.expected = expected
-        self._file, self._size = file, size
+    def __init__(self, file: int) -> None:
+        self._file = file
         self._sum, self._next = _md5(), 0
         self._there: set[int] = set()
         self._turn = threading.Lock()
 
-    def add(self, at: int, data: memoryview) -> None:
+    def add(self, at: int) -> None:
         self._there.add(at)
         if self._turn.acquire(blocking=False):  # else another thread is at it, and the rest follows
             try:
@@ -138,7 +135,7 @@ class _InOrder:
 
     def _go_on(self) -> None:
         while self._next in self._there:
-            self._sum.update(os.pread(self._file, PART, self._next))
+            _read(self._file, self._next, self._sum)
             self._next += PART
 
     def found(self) -> str:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from skypool.data.checksums import Checksums, Damaged, Sum
+from skypool.data.checksums import Checksums, Damaged, sum_of, sum_of_file
 from skypool.data.folder_saver import PART, Object, attributes_of, takes_attributes
 from skypool.data.local_files import OURS, State, state_of
 from skypool.errors import UsageError
@@ -117,9 +117,8 @@ class Fetcher:
 
         got, data = self.attempt(request)
         version = got.meta["e_tag"]
-        if self.checksums is not None and (sum_ := self.checksums.begin(version, len(data), None)) is not None:
-            sum_.add(0, memoryview(data))
-            self._compare(wanted, sum_, len(data))
+        if expected := self._expected(version, len(data)):
+            self._compare(wanted, expected, sum_of(data, expected), len(data))
         part = self._part_of(path)
         try:
             with open(part, "wb") as file:
@@ -140,42 +139,39 @@ class Fetcher:
         attributes = self._attributes_of(head, wanted.name)
         part = self._part_of(path)
         file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        sum_ = None if self.checksums is None else self.checksums.begin(version, size, file)
+        expected = self._expected(version, size)
+        sum_ = sum_of_file(file, expected) if expected else None
+        come: dict[int, int] = {}  # the bytes of each part, by its place in the file
 
-        come: list[int] = []  # the bytes of each part, which are counted
-
-        def read(at: int, end: int, data: bytearray) -> None:
-            """Append what is missing of a part. If that breaks off, the next attempt goes on where it was."""
-            while len(data) < end - at:
-                began = len(data)
-                options: GetOptions = {"range": (at + began, end)}
+        def read(part: int, end: int) -> None:
+            """Write what is missing of a part. If that breaks off, the next attempt goes on where it was."""
+            while (at := part + come[part]) < end:
+                options: GetOptions = {"range": (at, end)}
                 if version is not None:
                     options["if_match"] = version
                 got = obstore.get(self.store, wanted.name, options=options)
+                place = at
                 try:
                     for each in self._chunks(got):
-                        data += each
+                        place += len(each)
+                        if place <= end:  # else all of it is given up below
+                            _write(file, each, place - len(each))
                 except BaseError:
-                    if len(data) == began:
+                    if place == at:
                         raise
-                if not began < len(data) <= end - at:
-                    count = len(data) - began
-                    self._came(-count)
-                    del data[began:]
-                    raise OSError(f"{wanted.name} has {count} bytes from {at + began} on, not {end - at - began}")
+                except OSError:  # of the disk
+                    self._came(at - place)
+                    raise
+                if not at < place <= end:
+                    self._came(at - place)
+                    raise OSError(f"{wanted.name} has {place - at} bytes from {at} on, not {end - at}")
+                come[part] = place - part
 
-        def fetch(at: int) -> None:
-            data = bytearray()
-            try:
-                self.attempt(lambda: read(at, min(at + PART, size), data))
-            finally:
-                come.append(len(data))
-            rest, place = memoryview(data), at
-            while rest:
-                count = os.pwrite(file, rest, place)
-                rest, place = rest[count:], place + count
+        def fetch(part: int) -> None:
+            come[part] = 0
+            self.attempt(lambda: read(part, min(part + PART, size)))
             if sum_ is not None:
-                sum_.add(at, memoryview(data))
+                sum_.add(part)
 
         try:
             try:
@@ -183,15 +179,15 @@ class Fetcher:
                 errors = [each.exception() for each in fetched]
                 if error := next(filter(None, errors), None):
                     raise error
-                if self.checksums is not None and sum_ is not None:
-                    self._compare(wanted, sum_, size)
+                if sum_ is not None:
+                    self._compare(wanted, expected, sum_.found(), size)
             finally:
                 os.close(file)  # when no thread writes to it any more, as its number will be that of another file
             self._finish(path, part, wanted._replace(version=version), attributes)
         except Damaged:
             raise
         except BaseException:
-            self._came(-sum(come))
+            self._came(-sum(come.values()))
             raise
         finally:
             with suppress(FileNotFoundError):
@@ -207,10 +203,14 @@ class Fetcher:
             self._came(len(data))
             yield memoryview(data)
 
-    def _compare(self, wanted: Object, sum_: Sum, size: int) -> None:
+    def _expected(self, version: str | None, size: int) -> str:
+        """Return the checksum that an object should have; "" if nothing is compared."""
+        return "" if self.checksums is None else self.checksums.expected(version, size)
+
+    def _compare(self, wanted: Object, expected: str, found: str, size: int) -> None:
         assert self.checksums is not None
         try:
-            self.checksums.compare(wanted.name, sum_)
+            self.checksums.compare(wanted.name, expected, found)
         except Damaged:
             self._came(-size)
             raise
@@ -239,6 +239,12 @@ class Fetcher:
         os.rename(part, os.path.join(self.folder, path))
         with open(os.path.join(self.folder, path), "rb") as file:
             self.note(path, state_of(file.fileno()), fetched)
+
+
+def _write(file: int, data: memoryview, at: int) -> None:
+    while data:
+        count = os.pwrite(file, data, at)
+        data, at = data[count:], at + count
 
 
 def _twice(fetch: Callable[[str, Object], object], path: str, wanted: Object) -> None:
