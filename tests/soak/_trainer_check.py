@@ -42,7 +42,7 @@ def global_step(checkpoint: bytes) -> int:
         name = next(each for each in whole.namelist() if each.endswith("/data.pkl"))
         words = [(code.name, value) for code, value, _ in pickletools.genops(whole.read(name))]
     at = next(number for number, (_, value) in enumerate(words) if value == "global_step")
-    return next(int(value) for code, value in words[at:] if code.startswith("BININT"))
+    return next(value for code, value in words[at:] if code.startswith("BININT") and isinstance(value, int))
 
 
 def without_last(kind: str, there: Mapping[int, list[str]]) -> Iterator[str]:
