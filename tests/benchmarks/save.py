@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from skypool.wire.save_orders import Order
 from tests.benchmarks.core import Row
 from tests.lab import stores
+from tests.lab.kernel import most_memory
 from tests.lab.machines import Lab, unavailable
 from tests.lab.stores import secret_of
 
@@ -194,8 +195,7 @@ def _wait(mover: subprocess.Popen[bytes], phase: str) -> float:
         folders = json.loads(line)["folders"]
         if folders and folders[0]["phase"] == phase:
             assert folders[0].get("whole") or folders[0]["back"]["files"], folders
-            status = Path(f"/proc/{mover.pid}/status").read_text()
-            return int(status.split("VmHWM:")[1].split()[0]) / 1024
+            return most_memory(mover.pid)
     raise AssertionError(f"the mover ended before its folder was {phase}")
 
 
@@ -263,8 +263,8 @@ def _client_memory(root: Path, store: stores.Store) -> Row:
     env = {**os.environ, "XDG_STATE_HOME": f"{root}/state", "XDG_CACHE_HOME": f"{root}/cache"}
     done = subprocess.run(argv, env=env, check=True, capture_output=True, text=True)
     mib = float(done.stdout.split()[-1])
-    bare = [sys.executable, "-c", "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"]
-    python = float(subprocess.run(bare, check=True, capture_output=True, text=True).stdout)
+    bare = [sys.executable, "-c", "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"]
+    python = int(subprocess.run(bare, check=True, capture_output=True, text=True).stdout) / 1024
     what = "memory of a client whose node saves 1 GB in 4,000 files"
     return what, f"{mib:.0f} MiB", f"{python:.0f} MiB bare python", f"{mib / python:.1f} (≤ 150 MB)"
 

@@ -6,11 +6,11 @@ python -m tests.benchmarks.saving_client ENDPOINT FILES SIZE
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from pathlib import Path
 
 import skypool as sky
+from tests.lab.kernel import most_memory
 from tests.lab.stores import secret_of
 
 
@@ -29,7 +29,7 @@ def main(endpoint: str, files: str, size: str) -> None:
     bucket = sky.Bucket("s3://models/runs/client", endpoint, keys=("SAVE_ID", "SAVE_SECRET"))
     with sky.ComputePool(slots=1, save={"out": bucket}, drain=600, console="off") as pool:
         write(int(files), int(size)) >> pool
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(most_memory("self"))
 
 
 if __name__ == "__main__":

@@ -144,6 +144,11 @@ def unified() -> Path:
     raise FileNotFoundError("no cgroup2 file system is mounted: a lab cannot freeze or kill a machine as one")
 
 
+def most_memory(pid: int | str) -> float:
+    """Return the most memory that a process has had since its program began, in MiB."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+
 def wait_until(check: Callable[[], object], within: float, what: str, pause: float = 0.01) -> None:
     """Poll with a deadline."""
     deadline = time.monotonic() + within
