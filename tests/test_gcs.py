@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 
 import skypool as sky
 from skypool import clock
-from skypool.buckets import google, store, temporary, unfinished
+from skypool.buckets import downscoped, google, store, temporary, unfinished
 from skypool.buckets.bucket import Bucket, with_values
 from skypool.buckets.bucket_check import OUTSIDE, check, check_temporary
 from skypool.buckets.policies import condition
@@ -103,6 +103,10 @@ def test_a_place_is_the_same_by_both_protocols() -> None:
     assert (bucket.scheme, bucket.name, bucket.prefix, bucket.login) == ("gs", "models", "runs/x", "temporary")
     assert overlap(bucket, Bucket("s3://models/runs", "https://storage.googleapis.com", keys=HMAC))
     assert not overlap(bucket, Bucket("s3://models/runs", keys=HMAC))
+    for host in ("storage-psc.p.googleapis.com", "storage.us-central1.rep.googleapis.com"):
+        for scheme in ("gs", "s3"):
+            assert overlap(bucket, Bucket(f"{scheme}://models/runs", f"https://{host}", keys=HMAC))
+    assert not google.is_google(Bucket("s3://models", "https://googleapis.com.example.com", keys=HMAC))
     by_s3 = google.as_s3(Bucket("gs://models/runs/x", keys=HMAC))
     assert (by_s3.url, by_s3.endpoint, by_s3.keys) == ("s3://models/runs/x", "https://storage.googleapis.com", HMAC)
 
@@ -150,6 +154,41 @@ def test_what_the_environment_names_for_other_programs_changes_nothing_or_is_tol
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", "/nonexistent")
     with pytest.raises(UsageError, match=r"in the environment or the files of Google is wrong: .*/nonexistent"):
         store.opened(bucket, values)
+
+
+def test_a_login_that_cannot_be_read_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gcs.log_out(monkeypatch, tmp_path)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path))  # as root can read all files
+    with pytest.raises(UsageError, match=rf"cannot be read: .*{tmp_path}.* GOOGLE_APPLICATION_CREDENTIALS names"):
+        store.opened(Bucket("gs://models/x"))
+
+
+def test_a_prefix_that_is_too_long_for_a_condition_is_told(cloud: gcs.CloudStorage) -> None:
+    with pytest.raises(UsageError, match=r"would have 2\d\d\d characters, and Google takes 2048; use a shorter prefix"):
+        temporary.Issuer(Bucket(f"gs://models/{'x' * 980}", cloud.endpoint)).current()
+    assert not cloud.exchanged
+
+
+def test_a_network_that_is_down_is_not_told_as_a_bad_login(
+    cloud: gcs.CloudStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_STS", "http://127.0.0.1:9")
+    with pytest.raises(UsageError, match=r"cannot be reached: .*; check the network and the proxy"):
+        temporary.Issuer(Bucket("gs://models/x", cloud.endpoint)).current()
+
+
+def test_a_login_that_expires_before_now_is_told_as_a_wrong_clock(
+    cloud: gcs.CloudStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + timedelta(hours=2)
+
+    monkeypatch.setattr(downscoped, "datetime", Late)
+    cloud.tells_life = False
+    with pytest.raises(UsageError, match=r"token of the login expires at .* UTC, and the clock .* UTC; set the clock"):
+        temporary.Issuer(Bucket("gs://models/x", cloud.endpoint)).current()
 
 
 # --- what a bucket does --------------------------------------------------------------------------------------
@@ -235,15 +274,70 @@ def test_unfinished_uploads_are_listed_and_removed_below_the_prefix(cloud: gcs.C
 def test_the_token_of_this_computers_login_is_sent_to_no_other_one_unencrypted(
     cloud: gcs.CloudStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for host in ("store.example.com", "127.example.com", "192.0.2.1"):
-        bucket = Bucket("gs://models/x", f"http://{host}")
-        for act in (lambda bucket: store.opened(bucket), lambda bucket: [*unfinished.uploads(bucket)]):
-            with pytest.raises(UsageError, match=rf"http://{host} would get the token of .* unencrypted"):
-                act(bucket)
+    bucket = Bucket("gs://models/x", cloud.endpoint)
     assert store.opened(Bucket("gs://models/x", "http://localhost:9")) is not None
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_STS", "http://sts.example.com/")
     with pytest.raises(UsageError, match=r"http://sts.example.com would get the token"):
         save_asked({"out": bucket})
+
+
+@pytest.mark.parametrize("login", [{}, {"keys": ("T",)}, {"identity": True}])
+def test_no_token_is_sent_to_another_computer_unencrypted(login: dict[str, Any]) -> None:
+    for host in ("store.example.com", "127.example.com", "192.0.2.1:80"):
+        with pytest.raises(UsageError, match=rf"http://{host} would get tokens for gs://models/x unencrypted"):
+            Bucket("gs://models/x", f"http://{host}", **login)
+    for here in ("http://127.0.0.1:9", "http://[::1]:9", "http://localhost", "https://store.example.com"):
+        assert Bucket("gs://models/x", here, **login).endpoint == here
+    assert Bucket("gs://models/x", "http://192.0.2.1", keys=HMAC).keys == HMAC  # which sign, and are not sent
+
+
+def test_an_endpoint_may_be_written_with_capitals_and_a_slash() -> None:
+    for scheme in ("gs", "s3"):
+        one, other = (Bucket(f"{scheme}://models/x", each, keys=HMAC) for each in ("HTTPS://Host:1/", "https://host:1"))
+        assert (one, one.endpoint) == (other, "https://host:1")
+        assert overlap(one, other)
+    assert Bucket("s3://models/x", "https://host/A/", keys=HMAC).endpoint == "https://host/A"
+
+
+def test_the_netrc_of_other_programs_replaces_no_token(
+    cloud: gcs.CloudStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("default login ann password 5ecret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    bucket = Bucket("gs://models/netrc", cloud.endpoint, keys=("T",))
+    assert [*unfinished.uploads(bucket, {"T": cloud.token()})] == []
+    assert [*unfinished.uploads(Bucket(bucket.url, cloud.endpoint))] == []
+    sky.GCP(project=gcs.PROJECT).bucket_identity(bucket)
+
+
+def test_an_upload_is_removed_by_its_own_name_whatever_that_is(cloud: gcs.CloudStorage) -> None:
+    paths = []
+    answer = b"<Error><Code>NoSuchUpload</Code><Message>It is not there.</Message></Error>"
+
+    class Names(BaseHTTPRequestHandler):
+        def do_DELETE(self) -> None:
+            paths.append(self.path)
+            is_there = "gone" not in self.path
+            self.send_response(204 if is_there else 404)
+            self.send_header("Content-Length", str(0 if is_there else len(answer)))
+            self.end_headers()
+            self.wfile.write(b"" if is_there else answer)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Names) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        bucket = Bucket("gs://models", f"http://127.0.0.1:{server.server_port}", keys=("T",))
+
+        def is_removed(key: str) -> bool:
+            return unfinished.remove(bucket, unfinished.Unfinished(key, "a/b", datetime.now(UTC)), {"T": "token"})
+
+        assert all(is_removed(each) for each in ("a/../b", "a/./b", "a/", "a?b#ä", "/a"))
+        assert not is_removed("gone")
+        server.shutdown()
+    names = ["a/%2E%2E/b", "a/%2E/b", "a/", "a%3Fb%23%C3%A4", "/a", "gone"]
+    assert paths == [f"/models/{each}?uploadId=a%2Fb" for each in names]
 
 
 def test_etags_of_parts_are_compared_with_nothing_as_google_makes_them_otherwise() -> None:
@@ -508,6 +602,23 @@ def test_the_doctor_and_gc_take_such_a_bucket(cloud: gcs.CloudStorage, work: Pat
     assert listed.returncode == 0, listed.stdout + listed.stderr
     assert "runs/cli/a" not in listed.stdout  # it is not a day old
     assert cloud.owner.list_multipart_uploads(Bucket="models", Prefix="runs/cli/")["Uploads"]
+
+
+def test_the_login_of_a_machine_of_google_makes_tokens_that_may_be_about_to_expire(
+    cloud: gcs.CloudStorage, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gcs.log_out(monkeypatch, work)
+    monkeypatch.delenv("NO_GCE_CHECK")
+    for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+        monkeypatch.setenv(name, cloud.endpoint.removeprefix("http://"))
+    cloud.machine = gcs.OWNER
+    Path("train.py").touch()
+    Path("pyproject.toml").touch()
+    place = ["--save", "out=gs://models/runs/machine", "--bucket-endpoint", cloud.endpoint]
+    argv = [sys.executable, "-m", "skypool", "run", "--local", *place, "train.py"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert "600 s, is longer than the 225 s for which temporary credentials of gs://models" in done.stderr
+    assert len(cloud.exchanged) == 1
 
 
 @pytest.mark.slow

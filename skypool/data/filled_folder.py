@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from skypool.buckets import google, store
-from skypool.buckets.bucket import Bucket, with_values
+from skypool.buckets.bucket import with_values
 from skypool.data.checksums import Checksums
 from skypool.data.data_listing import wanted
 from skypool.data.fetching import Fetcher, above, check_room
@@ -108,7 +108,8 @@ class FilledFolder:
         self.phase = "fetching"
         self.trouble = ""
         self.done = Fetched()
-        self._checksums = Checksums(parts=not google.is_google(Bucket(said["url"], said["endpoint"])))
+        place, _ = with_values(said["url"], said["endpoint"], said["region"], said["values"])
+        self._checksums = Checksums(parts=not google.is_google(place))
         self._come = 0  # bytes of whole files
         self._said, self._journals, self._turns, self._former = said, journals, turns, former
         self._stop = threading.Event()

@@ -182,7 +182,9 @@ class Folder:
         login = self._said["login"]
         if trouble.startswith(store.NO_LOGIN):
             return "this machine has no identity for the store; name one in the settings of its provider"
-        return f"{store.EXPIRED}; {_RENEWALS[login]}" if trouble.startswith(store.EXPIRED) else trouble
+        if trouble.startswith(store.EXPIRED):
+            return f"{trouble.partition('; ')[0]}; {_RENEWALS[login]}"
+        return trouble
 
     def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a program of the node: save at once, or say which checkpoint to go on from or is safe."""

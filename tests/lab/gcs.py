@@ -54,7 +54,7 @@ _AUDIENCE = "https://oauth2.googleapis.com/token"
 _LIFE = 3599.0
 _PASSED = ("content-type", "cache-control", "range", "if-match", "if-none-match", "content-encoding")
 _DENIED = "Access denied."
-_METADATA = "/computeMetadata/v1/instance/service-accounts/default/token"
+_METADATA = "/computeMetadata/v1/instance/service-accounts/default/"
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._log_in()
         elif path == "/v1/token":
             self._exchange()
-        elif path == _METADATA:
-            self._metadata()
+        elif path in ("/", _METADATA, f"{_METADATA}token"):
+            self._metadata(path)
         elif path.startswith(("/storage/v1/b/", "/v1/projects/")):
             self._iam(path)
         elif self.headers.get("Authorization", "").startswith("AWS4-HMAC-SHA256"):
@@ -261,11 +261,13 @@ class _Handler(BaseHTTPRequestHandler):
         said = self._token_of(made)
         self._json(200, said if self.cloud.tells_life else {**said, "expires_in": None})
 
-    def _metadata(self) -> None:
+    def _metadata(self, path: str) -> None:
         if self.headers.get("Metadata-Flavor") != "Google":
             self._say(403, b"Missing Metadata-Flavor:Google header.", "text/plain")
         elif not self.cloud.machine:
             self._say(404, b"no service account", "text/plain")
+        elif not path.endswith("token"):
+            self._json(200, {"email": self.cloud.machine, "scopes": []})
         else:
             self._json(200, self._token_of(self.cloud.token(self.cloud.machine)))
 
@@ -318,11 +320,11 @@ class _Handler(BaseHTTPRequestHandler):
             )
             if replaces and self.headers.get("x-goog-if-generation-match") != "0" and cloud.has(bucket, name):
                 asked = asked._replace(permissions=asked.permissions | {"storage.objects.delete"})
-            if not cloud.permits(access, asked):
+            if not cloud.permits(access, asked) or (access.rules is not None and not cloud.uniform):
                 self._deny()
                 return
             lists = Request(bucket, name, None, frozenset({"storage.objects.list"}))
-            reads = self.command in ("GET", "HEAD") and name
+            reads = self.command in ("GET", "HEAD", "DELETE") and name and "uploadId" not in self._query
             if reads and not cloud.permits(access, lists) and not cloud.has(bucket, name):
                 self._deny()
                 return
@@ -459,17 +461,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        if self.headers.get("Metadata-Flavor"):
+            self.send_header("Metadata-Flavor", "Google")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
 
 @contextmanager
-def cloud_storage(store: Store, life: float = _LIFE, address: str = "127.0.0.1") -> Iterator[CloudStorage]:
+def cloud_storage(store: Store, life: float = _LIFE) -> Iterator[CloudStorage]:
     """Serve Cloud Storage, whose tokens count for so many seconds, in front of a SeaweedFS."""
     handler = type("Handler", (_Handler,), {})
-    server = ThreadingHTTPServer((address, 0), handler)
-    cloud = CloudStorage(f"http://{address}:{server.server_port}", store, life)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    cloud = CloudStorage(f"http://127.0.0.1:{server.server_port}", store, life)
     handler.cloud = cloud  # type: ignore[attr-defined]
     serving = threading.Thread(target=server.serve_forever, daemon=True)
     serving.start()
