@@ -209,6 +209,7 @@ def test_a_bucket_does_what_saving_needs_with_each_login(cloud: gcs.CloudStorage
     assert made["unfinished uploads"].text == "the store lists none"  # as the login may list them
     assert made["outside of the prefix"].text.startswith("the keys were refused to list or look at objects there")
     assert all(each.good for each in made.values())
+    assert len({*cloud.written}) == len(cloud.written)  # Google takes one write of an object in a second
     [boundary] = cloud.boundaries
     [rule] = boundary["accessBoundary"]["accessBoundaryRules"]
     assert rule["availablePermissions"] == ["inRole:roles/storage.objectUser"]
@@ -221,6 +222,9 @@ def test_errors_of_the_store_are_told_in_words(cloud: gcs.CloudStorage) -> None:
     limited = temporary.Issuer(Bucket("gs://models/runs", cloud.endpoint)).current().values[0]
     assert listed("gs://nothing/x", cloud.token()) == "there is no such bucket"
     assert listed("gs://models/other", limited) == store.DENIED
+    denied = by_name(Bucket("gs://models/other", cloud.endpoint, keys=("T",)), T=limited)["list"].advice
+    assert "for the permission (This caller does not have storage.objects.list access.)" in str(denied)
+    assert "`gcloud storage buckets update gs://models --uniform-bucket-level-access`" in str(denied)
     late = cloud.token(ends=time.monotonic() - 1)
     expired = "the credentials have expired, or the store does not know them"
     assert (listed("gs://models/runs", late), listed("gs://models/runs", "no-token")) == (expired, expired)
@@ -249,6 +253,11 @@ def test_objects_come_back_as_they_were_sent_small_and_in_parts(cloud: gcs.Cloud
     objects.remove(opened, "a")
     assert not objects.exists(opened, "a")
     assert objects.create(opened, "a", b"2")
+    [token] = temporary.Issuer(Bucket("gs://models/runs/objects", cloud.endpoint)).current().values
+    limited = store.opened(*with_values("gs://models/runs/objects", cloud.endpoint, "", (token,)))
+    for _ in range(2):  # it is not told that it is not there
+        objects.remove(limited, "a")
+    assert not objects.exists(opened, "a")
 
 
 def test_unfinished_uploads_are_listed_and_removed_below_the_prefix(cloud: gcs.CloudStorage) -> None:
@@ -562,7 +571,9 @@ def test_a_token_that_expires_three_times_in_the_middle_loses_nothing_and_is_fou
             newest = len(cloud.exchanged)
             eventually(lambda: time.monotonic() > cloud.tokens[cloud.exchanged[-1]].ends + 1, 60, "the end of the last")
             write({"late": "1"}) >> made
-            words = "the credentials have expired; the client renews them when it is back"
+            words = (
+                "the credentials have expired, or the store does not know them; the client renews them when it is back"
+            )
             eventually(lambda: any(each.trouble == words for each in told), 60, "the trouble")
             cloud.refuses = False
             eventually(lambda: "late" in kept(), 30, "the file after it")

@@ -46,8 +46,8 @@ def setup(
         raise UsageError(f"machines of {provider} get no identity from skypool; name keys that reach {bucket} alone")
     if driver.bucket_scheme != place.scheme:
         raise UsageError(
-            f"an identity of {provider} reaches {driver.bucket_scheme}:// alone, and this bucket is {bucket}; set it up "
-            "with the provider that is its cloud, or let your login make temporary credentials"
+            f"an identity of {provider} reaches {driver.bucket_scheme}:// alone, and this bucket is {bucket}; name the "
+            "provider of its cloud, or use no identity: your login makes temporary credentials"
         )
     identity = driver.bucket_identity(place)
     output.say(identity.plan)

@@ -85,6 +85,8 @@ class CloudStorage:
         machine: the service account of the machine that asks for metadata; "" for none.
         account_of: returns the account of a token that was made elsewhere; "" for none.
         tells_life: False if the service that makes tokens does not say how long they count.
+        unwilling: why no policy is taken; "" if they are.
+        written: the names of objects that were written or replaced, in their order.
         uniform: False if buckets have access lists of objects, so that policies take no conditions.
     """
 
@@ -102,6 +104,8 @@ class CloudStorage:
     machine: str = ""
     account_of: Callable[[str], str] = lambda token: ""
     tells_life: bool = True
+    unwilling: str = ""
+    written: list[str] = field(default_factory=list[str])
     uniform: bool = True
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -323,7 +327,9 @@ class _Handler(BaseHTTPRequestHandler):
             if not cloud.permits(access, asked) or (access.rules is not None and not cloud.uniform):
                 self._deny()
                 return
-            lists = Request(bucket, name, None, frozenset({"storage.objects.list"}))
+            lists = Request(bucket, "", None, frozenset({"storage.objects.list"}))
+            if replaces and self.headers.get("x-goog-if-generation-match") != "0":
+                cloud.written.append(name)
             reads = self.command in ("GET", "HEAD", "DELETE") and name and "uploadId" not in self._query
             if reads and not cloud.permits(access, lists) and not cloud.has(bucket, name):
                 self._deny()
@@ -332,7 +338,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _deny(self) -> None:
         self.cloud.denied.append((self.command, self.path))
-        self._error(403, "AccessDenied", _DENIED)
+        needed = self._needed(urlsplit(self.path).path.lstrip("/").partition("/")[2])
+        self._error(403, "AccessDenied", _DENIED, f"This caller does not have {min(needed)} access.")
 
     def _forward(self, bucket: str, name: str) -> None:
         """Send a request to SeaweedFS with the names of S3, signed by its owner."""
@@ -412,7 +419,9 @@ class _Handler(BaseHTTPRequestHandler):
             members = {member for each in said["bindings"] for member in each["members"]}
             known = {f"serviceAccount:{each}" for each in (OWNER, *self.cloud.accounts)}
             missing = {each for each in members if each.startswith("serviceAccount:")} - known
-            if said.get("etag") != now["etag"]:
+            if self.cloud.unwilling:
+                self._refuse(400, self.cloud.unwilling)
+            elif said.get("etag") != now["etag"]:
                 self._refuse(412, "At least one of the pre-conditions you specified did not hold.")
             elif has_conditions and said.get("version") != 3:
                 self._refuse(400, "A policy with a condition has the version 3.")
@@ -448,9 +457,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: int, why: str) -> None:
         self._json(status, {"error": {"code": status, "message": why, "errors": [{"message": why}]}})
 
-    def _error(self, status: int, code: str, why: str) -> None:
+    def _error(self, status: int, code: str, why: str, details: str = "") -> None:
         text = (
-            f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code><Message>{escape(why)}</Message></Error>"
+            f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code><Message>{escape(why)}</Message>"
+            f"{f'<Details>{escape(details)}</Details>' if details else ''}</Error>"
         )
         self._say(status, text.encode(), "application/xml; charset=UTF-8")
 
