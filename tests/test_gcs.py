@@ -25,13 +25,14 @@ from skypool.buckets.bucket import Bucket, with_values
 from skypool.buckets.bucket_check import OUTSIDE, check, check_temporary
 from skypool.buckets.policies import condition
 from skypool.cli import unfinished_uploads
-from skypool.data import objects
+from skypool.data import mover, objects
 from skypool.data.checksums import Checksums
 from skypool.data.data_asked import data_asked, examined
 from skypool.data.folder_saver import PART
 from skypool.data.save_asked import checked, overlap, save_asked
 from skypool.errors import UsageError
 from skypool.model import Finding
+from skypool.wire.save_orders import Order
 from tests.conftest import eventually
 from tests.lab import gcs, stores
 from tests.lab.gcs_iam import Request, Rule
@@ -396,6 +397,25 @@ def test_public_data_is_read_without_a_login_and_other_data_is_refused(
     assert (found.files, found.bytes) == (1, 2)
     with pytest.raises(UsageError, match="it is not public, and no keys are named"):
         examined(data_asked({"data": Bucket("gs://models/private", cloud.endpoint)}))
+
+
+def test_large_files_are_saved_though_the_store_puts_them_together_slowly(
+    cloud: gcs.CloudStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover, "_PATIENCE", 1.0)
+    cloud.to_complete = 2.0
+    (tmp_path / "out").mkdir()
+    content = random.Random(3).randbytes(PART + 1)
+    (tmp_path / "out/large").write_bytes(content)
+    order = Order(
+        "out", str(tmp_path / "out"), "gs://models/runs/slow", cloud.endpoint, values=(cloud.token(),), serial="1",
+        session="1", restores=False,
+    )  # fmt: skip
+    folder = mover.Folder(order.to_json(), str(tmp_path / "journal"))
+    folder.end(20)
+    folder.join()
+    assert (folder.whole, folder.told()["trouble"]) == (True, "")
+    assert cloud.owner.get_object(Bucket="models", Key="runs/slow/large")["Body"].read() == content
 
 
 # --- what tokens reach ---------------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ class FolderSaver:
         patterns: what is written last into a checkpoint, as `checkpoints` takes it.
         clock: the time in seconds, which only goes forward.
         joins: True if a node has saved to the prefix alone before. Its files are not those of this node.
+        large: the same bucket for large files, with more patience. Default None: `store`.
 
     Attributes:
         account: what was saved.
@@ -126,6 +127,7 @@ class FolderSaver:
     patterns: Sequence[str] = ()
     clock: Callable[[], float] = time.monotonic
     joins: bool = False
+    large: ObjectStore | None = None
     account: Account = field(default_factory=Account, init=False)
     rate: Rate = field(init=False)
     waiting: Waiting = field(init=False)
@@ -474,7 +476,8 @@ class FolderSaver:
                 data = b"".join(parts()) if state.size else checked(b"")
                 done = obstore.put(self.store, name, data, use_multipart=False, **how)  # type: ignore[arg-type]
             else:
-                done = obstore.put(self.store, name, parts(), chunk_size=PART, max_concurrency=_PARTS, **how)  # type: ignore[arg-type]
+                place = self.large or self.store
+                done = obstore.put(place, name, parts(), chunk_size=PART, max_concurrency=_PARTS, **how)  # type: ignore[arg-type]
         return state, done["e_tag"] if how else self._timed(name, state)
 
     def _timed(self, name: str, state: State) -> str | None:

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skypool.buckets import store
+from skypool.buckets import google, store
 from skypool.buckets.bucket import with_values
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.filled_folder import FETCHES, FilledFolder
@@ -38,6 +38,9 @@ _SMALL_FILES = 8
 """The number of small files, or parts of a large one, that move at the same time."""
 _PATIENCE = 60.0
 """Seconds after which a request to a store has failed. A part of a large file must be sent in this time."""
+_TO_COMPLETE = 300.0
+"""The same for large files at Google, as that puts the parts of one together in several minutes at most:
+https://cloud.google.com/storage/docs/xml-api/post-object-complete (read 2026-11-30)."""
 _EVERY = 1.0
 """Seconds between two looks at a folder; a look at a large folder takes at most a tenth of the time."""
 _SHARE = 10
@@ -261,11 +264,13 @@ class Folder:
             os.makedirs(bucket.name, exist_ok=True)
         if said["login"] == "identity":
             bucket = replace(bucket, endpoint=bucket.endpoint if bucket.scheme == "gs" else "", identity=True)
-        opened = store.opened(bucket, values, _PATIENCE, (lambda: self._credentials[1]) if bucket.keys else None)
+        newest = (lambda: self._credentials[1]) if bucket.keys else None
+        opened = store.opened(bucket, values, _PATIENCE, newest)
+        large = store.opened(bucket, values, _TO_COMPLETE, newest) if google.is_google(bucket) else None
         folder, executor = os.path.expanduser(said["folder"]), ThreadPoolExecutor(_SMALL_FILES)
         place = said["node"], said["nodes"], said["patterns"]
-        saver = FolderSaver(opened, folder, self._journal, executor, *place, joins=said["joins"])
-        self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"], saver.rate)
+        saver = FolderSaver(opened, folder, self._journal, executor, *place, joins=said["joins"], large=large)
+        self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"], saver.rate, large)
         self._saver = saver  # after the others, as threads look for it
 
     def _bring_back(self) -> bool:

@@ -85,6 +85,7 @@ class CloudStorage:
         machine: the service account of the machine that asks for metadata; "" for none.
         account_of: returns the account of a token that was made elsewhere; "" for none.
         tells_life: False if the service that makes tokens does not say how long they count.
+        to_complete: the seconds after which the parts of an upload are one object.
         unwilling: why no policy is taken; "" if they are.
         written: the names of objects that were written or replaced, in their order.
         uniform: False if buckets have access lists of objects, so that policies take no conditions.
@@ -104,6 +105,7 @@ class CloudStorage:
     machine: str = ""
     account_of: Callable[[str], str] = lambda token: ""
     tells_life: bool = True
+    to_complete: float = 0.0
     unwilling: str = ""
     written: list[str] = field(default_factory=list[str])
     uniform: bool = True
@@ -334,6 +336,8 @@ class _Handler(BaseHTTPRequestHandler):
             if reads and not cloud.permits(access, lists) and not cloud.has(bucket, name):
                 self._deny()
                 return
+        if self.command == "POST" and "uploadId" in self._query:
+            time.sleep(cloud.to_complete)
         self._forward(bucket, name)
 
     def _deny(self) -> None:
