@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import skypool as sky
-from skypool import clock
+from skypool import clock, events
 from skypool.buckets import downscoped, google, store, temporary, unfinished
 from skypool.buckets.bucket import Bucket, with_values
 from skypool.buckets.bucket_check import OUTSIDE, check, check_temporary
@@ -552,6 +552,33 @@ def test_data_is_fetched_with_a_token_that_only_reads(
     with sky.ComputePool("local", slots=1, console="off", data={"data": bucket}) as made:
         write({}) >> made
     assert (Path("data/small").read_bytes(), Path("data/large").read_bytes()) == (small, large)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_login_that_may_list_no_unfinished_uploads_is_told_what_removes_them(
+    cloud: gcs.CloudStorage, work: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "login.json"
+    limited = f"limited@{gcs.PROJECT}.iam.gserviceaccount.com"
+    file.write_text(file.read_text().replace(gcs.OWNER, limited))
+    bucket = Bucket("gs://models/runs/limited", cloud.endpoint)
+    expression = {"title": "prefix", "expression": condition(bucket)}
+    binding = {"role": downscoped.ROLE, "members": [f"serviceAccount:{limited}"], "condition": expression}
+    cloud.policies["models"] = {"version": 3, "bindings": [binding], "etag": "1"}
+    with pool(tmp_path, save={"out": bucket}) as made:
+        told: list[str] = []
+        made.events.listen(lambda event: told.append(event.text) if isinstance(event, events.Notice) else None)
+        write({"a": "1"}) >> made
+    [said] = [each for each in told if "unfinished uploads" in each]
+    command = f"`skypool gc --bucket {bucket} --endpoint {cloud.endpoint} --yes`"
+    assert "does not have storage.multipartUploads.list access" in said
+    assert said.endswith(
+        f"can remove them (AbortIncompleteMultipartUpload), or with a login that may list those of the whole bucket, {command}"
+    )
+    assert unfinished_uploads.look(None, None, removes=True).failures == {}  # it is not asked again
+    asked = unfinished_uploads.look(None, bucket, removes=False)
+    assert command in asked.failures[bucket.url]
 
 
 LIFE = 16.0

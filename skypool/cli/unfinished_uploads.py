@@ -67,7 +67,7 @@ def look(ledger: Ledger | None, bucket: Bucket | None, removes: bool) -> Uploads
             if bucket is None and unfinished.is_gone(e):
                 clean.append(place)
             else:
-                more = f"; {unfinished.others(place)}" if bucket is None and unfinished.is_denied(e) else ""
+                more = f"; {unfinished.others(place)}" if unfinished.is_denied(e) else ""
                 done.failures[str(place)] = f"{_said(e)}{more}"
         else:
             if removes or not found:
