@@ -148,21 +148,21 @@ def test_what_prevents_it_is_told(account: gcs.CloudStorage, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("provider", "bucket", "region", "why"),
     [
-        (("aws", PLACE.url), "an identity of aws reaches s3:// alone"),
-        (("gcp", "s3://models/runs"), "an identity of gcp reaches gs:// alone"),
-        (("vastai", PLACE.url), "machines of vastai get no identity"),
-        (("gcp", "file:///mnt/x"), "file:///mnt/x is a folder; it needs none"),
-        (("gcp", PLACE.url, "us-east1"), "--region is for buckets with s3://"),
+        ("aws", PLACE.url, "", "an identity of aws reaches s3:// alone"),
+        ("gcp", "s3://models/runs", "", "an identity of gcp reaches gs:// alone"),
+        ("vastai", PLACE.url, "", "machines of vastai get no identity"),
+        ("gcp", "file:///mnt/x", "", "file:///mnt/x is a folder; it needs none"),
+        ("gcp", PLACE.url, "us-east1", "--region is for buckets with s3://"),
     ],
 )
 def test_a_bucket_that_no_identity_of_the_provider_reaches_is_refused(
-    words: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch
+    provider: str, bucket: str, region: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VAST_API_KEY", "key")
     with pytest.raises(UsageError, match=why):
-        command(*words)
+        command(provider, bucket, region)
 
 
 def test_names_of_accounts_differ_and_are_short_enough() -> None:
