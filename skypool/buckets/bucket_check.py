@@ -122,7 +122,8 @@ def check_temporary(bucket: Bucket) -> Iterator[Finding]:
         yield Finding(what, not bucket.role, str(e), open=not bucket.role)
         yield from check(replace(bucket, role=""), named=named)
         return
-    yield Finding(what, True, f"this computer's login makes some for {made.life / 3600:.0f} h; they are used below")
+    lasts = f"{made.life / 3600:.0f} h" if made.life > 3000 else f"{made.life / 60:.0f} min"
+    yield Finding(what, True, f"this computer's login makes some for {lasts}; they are used below")
     yield from check(*with_values(bucket.url, bucket.endpoint, bucket.region, made.values), named)
 
 
