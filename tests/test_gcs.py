@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,19 +19,20 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import skypool as sky
-from skypool import clock
-from skypool.buckets import google, store, temporary, unfinished
+from skypool import clock, events
+from skypool.buckets import downscoped, google, store, temporary, unfinished
 from skypool.buckets.bucket import Bucket, with_values
 from skypool.buckets.bucket_check import OUTSIDE, check, check_temporary
 from skypool.buckets.policies import condition
 from skypool.cli import unfinished_uploads
-from skypool.data import objects
+from skypool.data import mover, objects
 from skypool.data.checksums import Checksums
 from skypool.data.data_asked import data_asked, examined
 from skypool.data.folder_saver import PART
 from skypool.data.save_asked import checked, overlap, save_asked
 from skypool.errors import UsageError
 from skypool.model import Finding
+from skypool.wire.save_orders import Order
 from tests.conftest import eventually
 from tests.lab import gcs, stores
 from tests.lab.gcs_iam import Request, Rule
@@ -103,6 +104,10 @@ def test_a_place_is_the_same_by_both_protocols() -> None:
     assert (bucket.scheme, bucket.name, bucket.prefix, bucket.login) == ("gs", "models", "runs/x", "temporary")
     assert overlap(bucket, Bucket("s3://models/runs", "https://storage.googleapis.com", keys=HMAC))
     assert not overlap(bucket, Bucket("s3://models/runs", keys=HMAC))
+    for host in ("storage-psc.p.googleapis.com", "storage.us-central1.rep.googleapis.com"):
+        for scheme in ("gs", "s3"):
+            assert overlap(bucket, Bucket(f"{scheme}://models/runs", f"https://{host}", keys=HMAC))
+    assert not google.is_google(Bucket("s3://models", "https://googleapis.com.example.com", keys=HMAC))
     by_s3 = google.as_s3(Bucket("gs://models/runs/x", keys=HMAC))
     assert (by_s3.url, by_s3.endpoint, by_s3.keys) == ("s3://models/runs/x", "https://storage.googleapis.com", HMAC)
 
@@ -152,6 +157,41 @@ def test_what_the_environment_names_for_other_programs_changes_nothing_or_is_tol
         store.opened(bucket, values)
 
 
+def test_a_login_that_cannot_be_read_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gcs.log_out(monkeypatch, tmp_path)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path))  # as root can read all files
+    with pytest.raises(UsageError, match=rf"cannot be read: .*{tmp_path}.* GOOGLE_APPLICATION_CREDENTIALS names"):
+        store.opened(Bucket("gs://models/x"))
+
+
+def test_a_prefix_that_is_too_long_for_a_condition_is_told(cloud: gcs.CloudStorage) -> None:
+    with pytest.raises(UsageError, match=r"would have 2\d\d\d characters, and Google takes 2048; use a shorter prefix"):
+        temporary.Issuer(Bucket(f"gs://models/{'x' * 980}", cloud.endpoint)).current()
+    assert not cloud.exchanged
+
+
+def test_a_network_that_is_down_is_not_told_as_a_bad_login(
+    cloud: gcs.CloudStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_STS", "http://127.0.0.1:9")
+    with pytest.raises(UsageError, match=r"cannot be reached: .*; check the network and the proxy"):
+        temporary.Issuer(Bucket("gs://models/x", cloud.endpoint)).current()
+
+
+def test_a_login_that_expires_before_now_is_told_as_a_wrong_clock(
+    cloud: gcs.CloudStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + timedelta(hours=2)
+
+    monkeypatch.setattr(downscoped, "datetime", Late)
+    cloud.tells_life = False
+    with pytest.raises(UsageError, match=r"token of the login expires at .* UTC, and the clock .* UTC; set the clock"):
+        temporary.Issuer(Bucket("gs://models/x", cloud.endpoint)).current()
+
+
 # --- what a bucket does --------------------------------------------------------------------------------------
 
 
@@ -170,6 +210,7 @@ def test_a_bucket_does_what_saving_needs_with_each_login(cloud: gcs.CloudStorage
     assert made["unfinished uploads"].text == "the store lists none"  # as the login may list them
     assert made["outside of the prefix"].text.startswith("the keys were refused to list or look at objects there")
     assert all(each.good for each in made.values())
+    assert len({*cloud.written}) == len(cloud.written)  # Google takes one write of an object in a second
     [boundary] = cloud.boundaries
     [rule] = boundary["accessBoundary"]["accessBoundaryRules"]
     assert rule["availablePermissions"] == ["inRole:roles/storage.objectUser"]
@@ -182,6 +223,9 @@ def test_errors_of_the_store_are_told_in_words(cloud: gcs.CloudStorage) -> None:
     limited = temporary.Issuer(Bucket("gs://models/runs", cloud.endpoint)).current().values[0]
     assert listed("gs://nothing/x", cloud.token()) == "there is no such bucket"
     assert listed("gs://models/other", limited) == store.DENIED
+    denied = by_name(Bucket("gs://models/other", cloud.endpoint, keys=("T",)), T=limited)["list"].advice
+    assert "for the permission (This caller does not have storage.objects.list access.)" in str(denied)
+    assert "`gcloud storage buckets update gs://models --uniform-bucket-level-access`" in str(denied)
     late = cloud.token(ends=time.monotonic() - 1)
     expired = "the credentials have expired, or the store does not know them"
     assert (listed("gs://models/runs", late), listed("gs://models/runs", "no-token")) == (expired, expired)
@@ -210,6 +254,11 @@ def test_objects_come_back_as_they_were_sent_small_and_in_parts(cloud: gcs.Cloud
     objects.remove(opened, "a")
     assert not objects.exists(opened, "a")
     assert objects.create(opened, "a", b"2")
+    [token] = temporary.Issuer(Bucket("gs://models/runs/objects", cloud.endpoint)).current().values
+    limited = store.opened(*with_values("gs://models/runs/objects", cloud.endpoint, "", (token,)))
+    for _ in range(2):  # it is not told that it is not there
+        objects.remove(limited, "a")
+    assert not objects.exists(opened, "a")
 
 
 def test_unfinished_uploads_are_listed_and_removed_below_the_prefix(cloud: gcs.CloudStorage) -> None:
@@ -235,15 +284,70 @@ def test_unfinished_uploads_are_listed_and_removed_below_the_prefix(cloud: gcs.C
 def test_the_token_of_this_computers_login_is_sent_to_no_other_one_unencrypted(
     cloud: gcs.CloudStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for host in ("store.example.com", "127.example.com", "192.0.2.1"):
-        bucket = Bucket("gs://models/x", f"http://{host}")
-        for act in (lambda bucket: store.opened(bucket), lambda bucket: [*unfinished.uploads(bucket)]):
-            with pytest.raises(UsageError, match=rf"http://{host} would get the token of .* unencrypted"):
-                act(bucket)
+    bucket = Bucket("gs://models/x", cloud.endpoint)
     assert store.opened(Bucket("gs://models/x", "http://localhost:9")) is not None
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_STS", "http://sts.example.com/")
     with pytest.raises(UsageError, match=r"http://sts.example.com would get the token"):
         save_asked({"out": bucket})
+
+
+@pytest.mark.parametrize("login", [{}, {"keys": ("T",)}, {"identity": True}])
+def test_no_token_is_sent_to_another_computer_unencrypted(login: dict[str, Any]) -> None:
+    for host in ("store.example.com", "127.example.com", "192.0.2.1:80"):
+        with pytest.raises(UsageError, match=rf"http://{host} would get tokens for gs://models/x unencrypted"):
+            Bucket("gs://models/x", f"http://{host}", **login)
+    for here in ("http://127.0.0.1:9", "http://[::1]:9", "http://localhost", "https://store.example.com"):
+        assert Bucket("gs://models/x", here, **login).endpoint == here
+    assert Bucket("gs://models/x", "http://192.0.2.1", keys=HMAC).keys == HMAC  # which sign, and are not sent
+
+
+def test_an_endpoint_may_be_written_with_capitals_and_a_slash() -> None:
+    for scheme in ("gs", "s3"):
+        one, other = (Bucket(f"{scheme}://models/x", each, keys=HMAC) for each in ("HTTPS://Host:1/", "https://host:1"))
+        assert (one, one.endpoint) == (other, "https://host:1")
+        assert overlap(one, other)
+    assert Bucket("s3://models/x", "https://host/A/", keys=HMAC).endpoint == "https://host/A"
+
+
+def test_the_netrc_of_other_programs_replaces_no_token(
+    cloud: gcs.CloudStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("default login ann password 5ecret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    bucket = Bucket("gs://models/netrc", cloud.endpoint, keys=("T",))
+    assert [*unfinished.uploads(bucket, {"T": cloud.token()})] == []
+    assert [*unfinished.uploads(Bucket(bucket.url, cloud.endpoint))] == []
+    sky.GCP(project=gcs.PROJECT).bucket_identity(bucket)
+
+
+def test_an_upload_is_removed_by_its_own_name_whatever_that_is(cloud: gcs.CloudStorage) -> None:
+    paths = []
+    answer = b"<Error><Code>NoSuchUpload</Code><Message>It is not there.</Message></Error>"
+
+    class Names(BaseHTTPRequestHandler):
+        def do_DELETE(self) -> None:
+            paths.append(self.path)
+            is_there = "gone" not in self.path
+            self.send_response(204 if is_there else 404)
+            self.send_header("Content-Length", str(0 if is_there else len(answer)))
+            self.end_headers()
+            self.wfile.write(b"" if is_there else answer)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Names) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        bucket = Bucket("gs://models", f"http://127.0.0.1:{server.server_port}", keys=("T",))
+
+        def is_removed(key: str) -> bool:
+            return unfinished.remove(bucket, unfinished.Unfinished(key, "a/b", datetime.now(UTC)), {"T": "token"})
+
+        assert all(is_removed(each) for each in ("a/../b", "a/./b", "a/", "a?b#ä", "/a"))
+        assert not is_removed("gone")
+        server.shutdown()
+    names = ["a/%2E%2E/b", "a/%2E/b", "a/", "a%3Fb%23%C3%A4", "/a", "gone"]
+    assert paths == [f"/models/{each}?uploadId=a%2Fb" for each in names]
 
 
 def test_etags_of_parts_are_compared_with_nothing_as_google_makes_them_otherwise() -> None:
@@ -293,6 +397,25 @@ def test_public_data_is_read_without_a_login_and_other_data_is_refused(
     assert (found.files, found.bytes) == (1, 2)
     with pytest.raises(UsageError, match="it is not public, and no keys are named"):
         examined(data_asked({"data": Bucket("gs://models/private", cloud.endpoint)}))
+
+
+def test_large_files_are_saved_though_the_store_puts_them_together_slowly(
+    cloud: gcs.CloudStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover, "_PATIENCE", 1.0)
+    cloud.to_complete = 2.0
+    (tmp_path / "out").mkdir()
+    content = random.Random(3).randbytes(PART + 1)
+    (tmp_path / "out/large").write_bytes(content)
+    order = Order(
+        "out", str(tmp_path / "out"), "gs://models/runs/slow", cloud.endpoint, values=(cloud.token(),), serial="1",
+        session="1", restores=False,
+    )  # fmt: skip
+    folder = mover.Folder(order.to_json(), str(tmp_path / "journal"))
+    folder.end(20)
+    folder.join()
+    assert (folder.whole, folder.told()["trouble"]) == (True, "")
+    assert cloud.owner.get_object(Bucket="models", Key="runs/slow/large")["Body"].read() == content
 
 
 # --- what tokens reach ---------------------------------------------------------------------------------------
@@ -431,6 +554,32 @@ def test_data_is_fetched_with_a_token_that_only_reads(
     assert (Path("data/small").read_bytes(), Path("data/large").read_bytes()) == (small, large)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_login_that_may_list_no_unfinished_uploads_is_told_what_removes_them(
+    cloud: gcs.CloudStorage, work: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "login.json"
+    limited = f"limited@{gcs.PROJECT}.iam.gserviceaccount.com"
+    file.write_text(file.read_text().replace(gcs.OWNER, limited))
+    bucket = Bucket("gs://models/runs/limited", cloud.endpoint)
+    expression = {"title": "prefix", "expression": condition(bucket)}
+    binding = {"role": downscoped.ROLE, "members": [f"serviceAccount:{limited}"], "condition": expression}
+    cloud.policies["models"] = {"version": 3, "bindings": [binding], "etag": "1"}
+    with pool(tmp_path, save={"out": bucket}) as made:
+        told: list[str] = []
+        made.events.listen(lambda event: told.append(event.text) if isinstance(event, events.Notice) else None)
+        write({"a": "1"}) >> made
+    [said] = [each for each in told if "unfinished uploads" in each]
+    command = f"`skypool gc --bucket {bucket} --endpoint {cloud.endpoint} --yes`"
+    assert "does not have storage.multipartUploads.list access" in said
+    assert "a lifecycle rule of the bucket can remove them (AbortIncompleteMultipartUpload)" in said
+    assert said.endswith(f"or with a login that may list those of the whole bucket, {command}")
+    assert unfinished_uploads.look(None, None, removes=True).failures == {}  # it is not asked again
+    asked = unfinished_uploads.look(None, bucket, removes=False)
+    assert command in asked.failures[bucket.url]
+
+
 LIFE = 16.0
 
 
@@ -468,7 +617,9 @@ def test_a_token_that_expires_three_times_in_the_middle_loses_nothing_and_is_fou
             newest = len(cloud.exchanged)
             eventually(lambda: time.monotonic() > cloud.tokens[cloud.exchanged[-1]].ends + 1, 60, "the end of the last")
             write({"late": "1"}) >> made
-            words = "the credentials have expired; the client renews them when it is back"
+            words = (
+                "the credentials have expired, or the store does not know them; the client renews them when it is back"
+            )
             eventually(lambda: any(each.trouble == words for each in told), 60, "the trouble")
             cloud.refuses = False
             eventually(lambda: "late" in kept(), 30, "the file after it")
@@ -508,6 +659,23 @@ def test_the_doctor_and_gc_take_such_a_bucket(cloud: gcs.CloudStorage, work: Pat
     assert listed.returncode == 0, listed.stdout + listed.stderr
     assert "runs/cli/a" not in listed.stdout  # it is not a day old
     assert cloud.owner.list_multipart_uploads(Bucket="models", Prefix="runs/cli/")["Uploads"]
+
+
+def test_the_login_of_a_machine_of_google_makes_tokens_that_may_be_about_to_expire(
+    cloud: gcs.CloudStorage, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gcs.log_out(monkeypatch, work)
+    monkeypatch.delenv("NO_GCE_CHECK")
+    for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+        monkeypatch.setenv(name, cloud.endpoint.removeprefix("http://"))
+    cloud.machine = gcs.OWNER
+    Path("train.py").touch()
+    Path("pyproject.toml").touch()
+    place = ["--save", "out=gs://models/runs/machine", "--bucket-endpoint", cloud.endpoint]
+    argv = [sys.executable, "-m", "skypool", "run", "--local", *place, "train.py"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert "600 s, is longer than the 225 s for which temporary credentials of gs://models" in done.stderr
+    assert len(cloud.exchanged) == 1
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -13,6 +15,7 @@ from skypool.buckets.downscoped import ROLE
 from skypool.buckets.policies import condition
 from tests.lab import gcs, stores
 from tests.lab.gce import GCE, PROJECT
+from tests.lab.machines import Machine
 from tests.lab.work import saved_content, write_saved
 
 pytestmark = [pytest.mark.usefixtures("own_state"), pytest.mark.slow, pytest.mark.timeout(300)]
@@ -28,11 +31,20 @@ def cloud(gce: GCE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     def account_of(token: str) -> str:
         return next((each.account for each in gce.rentals.values() if each.account and each.token == token), "")
 
-    assert gce.lab is not None
+    boot = gce.boot
+
+    def boot_near(rental: Any, **told: Any) -> None:
+        def prepare(machine: Machine) -> None:
+            machine.show_port(urlsplit(made.endpoint).port or 0)  # as no token goes elsewhere without TLS
+            told["prepare"](machine)
+
+        boot(rental, **{**told, "prepare": prepare})
+
+    monkeypatch.setattr(gce, "boot", boot_near)
     (tmp_path / "store").mkdir()
     with (
         stores.seaweedfs(tmp_path / "store") as weed,
-        gcs.cloud_storage(weed, address=gce.lab.gateway) as made,
+        gcs.cloud_storage(weed) as made,
     ):
         made.account_of = account_of
         made.log_in(monkeypatch, tmp_path)

@@ -155,7 +155,7 @@ def test_the_region_of_a_bucket_is_asked_with_the_profile_of_the_driver(
     [
         ("local", "s3://models/runs/x", "machines of local get no identity from skypool"),
         ("aws", "s3://models", "an identity is for a prefix"),
-        ("aws", "file:///runs", "an identity is for a prefix"),
+        ("aws", "file:///runs", "file:///runs is a folder; it needs none"),
     ],
 )
 def test_what_gets_no_identity_is_refused(provider: str, url: str, why: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 
 import skypool as sky
 from skypool.buckets.bucket import Bucket
+from skypool.cli.setup import setup as command
 from skypool.data.mover import Folder
 from skypool.data.save_asked import SaveFolder
-from skypool.errors import CredentialsError, UsageError
+from skypool.errors import CredentialsError, ProviderError, UsageError
 from skypool.pool.saving import check_identity
 from skypool.wire.save_orders import Order
 from skypool_gcp import _bucket_identity
@@ -117,6 +119,22 @@ def test_a_policy_that_others_change_and_an_account_that_is_not_known_yet_are_tr
     assert len(account.policies["models"]["bindings"]) == 1
 
 
+def test_a_policy_that_is_refused_for_another_reason_is_not_tried_again(account: gcs.CloudStorage) -> None:
+    account.unwilling = "Role roles/storage.objectUser is not supported for this resource."
+    began = time.monotonic()
+    with pytest.raises(ProviderError, match="is not supported for this resource"):
+        sky.GCP().bucket_identity(PLACE).make()
+    assert time.monotonic() - began < 30
+
+
+def test_a_description_is_short_enough_in_every_script(account: gcs.CloudStorage) -> None:
+    place = Bucket(f"gs://models/{'ä' * 200}")
+    for _ in range(2):
+        sky.GCP().bucket_identity(place).make()
+    [made] = account.accounts.values()
+    assert 250 < len(made["description"].encode()) <= 256
+
+
 def test_what_prevents_it_is_told(account: gcs.CloudStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="gs://nothing/x: there is no such bucket"):
         sky.GCP().bucket_identity(Bucket("gs://nothing/x"))
@@ -127,10 +145,24 @@ def test_what_prevents_it_is_told(account: gcs.CloudStorage, monkeypatch: pytest
         monkeypatch.delenv(name)
     with pytest.raises(CredentialsError, match="gcloud auth application-default login"):
         sky.GCP().bucket_identity(PLACE)
-    for words in (["aws", "--bucket", PLACE.url], ["gcp", "--bucket", "s3://models/runs"]):
-        argv = [sys.executable, "-m", "skypool", "setup", *words]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, f"machines of {words[0]} get no identity" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("provider", "bucket", "region", "why"),
+    [
+        ("aws", PLACE.url, "", "an identity of aws reaches s3:// alone"),
+        ("gcp", "s3://models/runs", "", "an identity of gcp reaches gs:// alone"),
+        ("vastai", PLACE.url, "", "machines of vastai get no identity"),
+        ("gcp", "file:///mnt/x", "", "file:///mnt/x is a folder; it needs none"),
+        ("gcp", PLACE.url, "us-east1", "--region is for buckets with s3://"),
+    ],
+)
+def test_a_bucket_that_no_identity_of_the_provider_reaches_is_refused(
+    provider: str, bucket: str, region: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VAST_API_KEY", "key")
+    with pytest.raises(UsageError, match=why):
+        command(provider, bucket, region)
 
 
 def test_names_of_accounts_differ_and_are_short_enough() -> None:

@@ -112,7 +112,7 @@ def endpoint(api: str) -> str | None:
     CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE. A "/" or "/compute/v1" at the end of the address is removed.
 
     Args:
-        api: The name of the API: "compute", "tpu" or "cloudbilling".
+        api: The name of the API: "compute", "tpu", "cloudbilling", "iam" or "storage".
     """
     address = os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}", "").rstrip("/")
     return address.removesuffix("/compute/v1") or None
@@ -126,7 +126,7 @@ def credentials(api: str) -> Credentials:
     "grpc://"), anonymous credentials are returned.
 
     Args:
-        api: The name of the API: "compute", "tpu" or "cloudbilling".
+        api: The name of the API: "compute", "tpu", "cloudbilling", "iam" or "storage".
 
     Raises:
         CredentialsError: There are no credentials, or they cannot be read.

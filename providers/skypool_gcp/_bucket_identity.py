@@ -13,11 +13,13 @@ import hashlib
 import re
 import time
 from collections.abc import Collection, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.downscoped import ROLE
+from skypool.buckets.google import request, without_netrc
 from skypool.buckets.policies import condition
 from skypool.drivers.bucket_identity import BucketIdentity
 from skypool.errors import UsageError
@@ -31,12 +33,14 @@ _TO_SPREAD = 120.0
 """Seconds in which a new account must be known everywhere: https://cloud.google.com/iam/docs/access-change-propagation."""
 _PAUSE = 2.0
 """Seconds between two attempts to change a policy."""
-_BAD, _MISSING, _EXISTS, _CHANGED = 400, 404, 409, 412
-"""The status for an account that is not known yet, for what is not there, for what is, and for what has changed."""
+_CHANGED = HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED
+"""What is answered to who would replace a policy that has changed meanwhile."""
+_LONGEST = 256
+"""The most bytes of the description of an account."""
 
 
 def name_of(bucket: Bucket) -> str:
-    """Return the id of the service account for a prefix: at most 30 characters. No other prefix has the same."""
+    """Return the id of the service account for a prefix: at most 30 characters, with 32 bits of a hash."""
     place = f"{bucket.name}/{bucket.prefix}"
     plain = re.sub(r"[^a-z0-9]+", "-", place.lower()).strip("-")
     return f"skypool-{plain[:13].strip('-')}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
@@ -44,7 +48,7 @@ def name_of(bucket: Bucket) -> str:
 
 def identity(project: str, bucket: Bucket) -> BucketIdentity:
     """Return the identity for the prefix of a bucket. Raises as `Identifies.bucket_identity` does."""
-    found = _ask("storage", "GET", _path_of(bucket), f"to look at {bucket}", accepts=(_MISSING,))
+    found = _ask("storage", "GET", _path_of(bucket), f"to look at {bucket}", accepts=(HTTPStatus.NOT_FOUND,))
     if "error" in found:
         raise UsageError(f"{bucket}: there is no such bucket; make it, or correct the URL")
     if not found.get("iamConfiguration", {}).get("uniformBucketLevelAccess", {}).get("enabled"):
@@ -75,10 +79,11 @@ def _make(project: str, bucket: Bucket, name: str, email: str, member: str) -> N
 
     Raises UsageError if the account is another one, or may do more in the bucket than skypool lets it.
     """
-    said = {"displayName": "skypool", "description": f"Machines that skypool rents save files to {bucket.url}."[:256]}
+    text = f"Machines that skypool rents save files to {bucket.url}."
+    said = {"displayName": "skypool", "description": text.encode()[:_LONGEST].decode(errors="ignore")}
     asked = {"accountId": name, "serviceAccount": said}
     accounts = f"/v1/projects/{project}/serviceAccounts"
-    _ask("iam", "POST", accounts, "to make a service account", accepts=(_EXISTS,), body=asked)
+    _ask("iam", "POST", accounts, "to make a service account", accepts=(HTTPStatus.CONFLICT,), body=asked)
     there = _ask("iam", "GET", f"{accounts}/{email}", "to look at a service account", until=_TO_SPREAD)
     if there.get("description") != said["description"] or there.get("disabled"):
         raise UsageError(
@@ -107,7 +112,8 @@ def _bind(bucket: Bucket, member: str) -> None:
             return
         changed = {**policy, "version": 3, "bindings": [*policy.get("bindings", ()), binding]}
         is_last = time.monotonic() > until
-        answer = _ask("storage", "PUT", path, what, accepts=() if is_last else (_BAD, _CHANGED), body=changed)
+        tries = "" if is_last else member.partition(":")[2]
+        answer = _ask("storage", "PUT", path, what, accepts=() if is_last else _CHANGED, body=changed, unknown=tries)
         if "error" not in answer:
             return
         time.sleep(_PAUSE)  # somebody else has changed it, or the new account is not known there yet
@@ -138,26 +144,29 @@ def _ask(
     accepts: Collection[int] = (),
     body: Mapping[str, Any] | None = None,
     until: float = 0.0,
+    unknown: str = "",
 ) -> dict[str, Any]:
     """Make a request, and return the answer; an error, too, if its status is among `accepts`.
 
     Args:
         what: the request in words, for the message of an error.
         until: seconds for which something that is not there is asked for again.
+        unknown: the email address of an account that may not be known yet, so that an error which names it is accepted.
     """
     address = (_api.endpoint(api) or _BASES[api]).removesuffix("/storage/v1")
-    session: Any = auth_requests.AuthorizedSession(_api.credentials(api))
+    session: Any = auth_requests.AuthorizedSession(_api.credentials(api), auth_request=request())
     ends = time.monotonic() + until
 
     def ask() -> dict[str, Any]:
         while True:
             said = session.request(method, f"{address}{path}", json=body, timeout=_PATIENCE)
-            if said.status_code == _MISSING and time.monotonic() < ends:
+            is_unknown = bool(unknown) and said.status_code == HTTPStatus.BAD_REQUEST and unknown in said.text
+            if said.status_code == HTTPStatus.NOT_FOUND and time.monotonic() < ends:
                 time.sleep(_PAUSE)
-            elif said.ok or said.status_code in accepts:
+            elif said.ok or said.status_code in accepts or is_unknown:
                 return dict(said.json())
             else:
                 raise exceptions.from_http_response(said)
 
-    with session:
+    with without_netrc(session):
         return _api.call(what, ask)

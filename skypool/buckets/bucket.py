@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -37,7 +38,7 @@ class Bucket:
         url: "s3://NAME/PREFIX" for a store with the protocol of S3, "gs://NAME/PREFIX" for Google Cloud Storage, or
             "file:///FOLDER". The prefix may be left out.
         endpoint: the URL of a store with this protocol. Default "": AWS, or what the login of this computer names; for
-            gs://, Google.
+            gs://, Google. One that gets tokens, with gs:// and no HMAC key, begins with https:// or is this computer.
         region: the region of the bucket. Default "": it is looked up; with an endpoint, what such stores expect.
         keys: the names of the variables with the access key, with its secret, and with a session token if there is one.
             For gs://, the HMAC key and its secret, or an access token alone. Default (): to save, a machine gets
@@ -64,10 +65,15 @@ class Bucket:
         scheme, name, _ = _split(self.url)
         self._check_logins(scheme)
         if self.endpoint:
-            _check_endpoint(self.endpoint, scheme, name)
+            object.__setattr__(self, "endpoint", _endpoint(self.endpoint, scheme, name))
         if isinstance(self.keys, str) or not all(isinstance(each, str) for each in self.keys):
             raise UsageError("keys of a bucket is a list of names of variables, not one text")
         object.__setattr__(self, "keys", tuple(self.keys))
+        if scheme == "gs" and self.endpoint and len(self.keys) != 2 and not is_private(self.endpoint):
+            raise UsageError(
+                f"{self.endpoint} would get tokens for {self.url} unencrypted, which everybody on the way can use; "
+                "name an address with https://, or an HMAC key and its secret as its keys"
+            )
         if not self.keys:
             return
         if scheme == "file":
@@ -177,8 +183,18 @@ def _split(url: str) -> _Parts:
     return _Parts(scheme, name, prefix)
 
 
-def _check_endpoint(endpoint: str, scheme: str, name: str) -> None:
-    """Raise UsageError if an endpoint is not the URL of a server."""
+def is_private(address: str) -> bool:
+    """Return True if nobody on the way reads what is sent to an address: it is encrypted, or to this computer."""
+    parts = urlsplit(address)
+    try:
+        is_here = ip_address(parts.hostname or "").is_loopback
+    except ValueError:  # a name
+        is_here = parts.hostname == "localhost"
+    return is_here or parts.scheme == "https"
+
+
+def _endpoint(endpoint: str, scheme: str, name: str) -> str:
+    """Return an endpoint as it is used, without "/" at its end. Raises UsageError if it is not the URL of a server."""
     if scheme == "file":
         raise UsageError("a folder has no endpoint; leave it out")
     try:
@@ -193,3 +209,4 @@ def _check_endpoint(endpoint: str, scheme: str, name: str) -> None:
         )
     if parts.path.strip("/").rpartition("/")[2] == name != "":
         raise UsageError(f"the endpoint of a bucket is without its name: leave /{name} out at its end")
+    return parts._replace(netloc=parts.netloc.lower(), path=parts.path.rstrip("/")).geturl()

@@ -1,4 +1,4 @@
-"""`check`: whether a bucket does what saving needs. It writes one small object, and removes it."""
+"""`check`: whether a bucket does what saving needs. It writes a small object or two, and removes them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from skypool.model import Finding
 from skypool.text import one_line
 
 OUTSIDE = "the keys reach other objects of the bucket, too"
+LISTS = (
+    "a token for a prefix needs uniform bucket-level access: `gcloud storage buckets update gs://{} "
+    "--uniform-bucket-level-access`"
+)
 _MOST = 1000
 """The most unfinished uploads that are counted."""
 
@@ -34,14 +38,20 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Buck
     from obstore.exceptions import AlreadyExistsError, BaseError
 
     name, content = f"skypool-check-{secrets.token_hex(6)}", secrets.token_bytes(32)
-    exists = False
+    in_parts = f"{name}-in-parts"  # as Google lets nobody write one object twice in a second
+    written: set[str] = set()
+
+    def tried(what: str, act: Callable[[], str]) -> Finding:
+        found = _tried(what, act)
+        if found.text == store.DENIED and bucket.scheme == "gs" and bucket.has_token:
+            return replace(found, advice=f"{found.advice}; {LISTS.format(bucket.name)}")
+        return found
 
     def list_() -> str:
         return "it has objects" if next(iter(obstore.list(opened, chunk_size=1)), None) else "it has no objects yet"
 
     def write() -> str:
-        nonlocal exists
-        exists = True  # also if the answer is lost
+        written.add(name)  # also if the answer is lost
         obstore.put(opened, name, content)
         return "an object was written"
 
@@ -58,36 +68,38 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Buck
         raise BaseError("the store has replaced an object that was to be created")
 
     def write_in_parts() -> str:
-        obstore.put(opened, name, content, use_multipart=True)
+        written.add(in_parts)
+        obstore.put(opened, in_parts, content, use_multipart=True)
         return "an object was uploaded in parts"
 
     def delete() -> str:
-        nonlocal exists
-        obstore.delete(opened, name)
-        exists = False
+        for each in [*written]:
+            obstore.delete(opened, each)
+            written.remove(each)
         return "the object was removed"
 
     try:
-        listed = _tried("list", list_)
+        listed = tried("list", list_)
         yield listed
         if not listed.good and listed.text != store.DENIED:  # keys that only write may not list
             return
-        written = _tried("write", write)
-        yield written
-        if not written.good:
+        wrote = tried("write", write)
+        yield wrote
+        if not wrote.good:
             return
-        yield _tried("read", read)
-        created = _tried("create", create)
+        yield tried("read", read)
+        created = tried("create", create)
         advice = "use another store for what several machines write; files of one machine can be kept here"
         yield created if created.good else replace(created, advice=advice)
         if bucket.scheme == "gs":  # where other permissions are for that
-            yield _tried("write in parts", write_in_parts)
-        deleted = _tried("delete", delete)
-        yield deleted if deleted.good else replace(deleted, advice=f"remove the object {name}; {deleted.advice}")
+            yield tried("write in parts", write_in_parts)
+        deleted = tried("delete", delete)
+        left = " and ".join(sorted(written))
+        yield deleted if deleted.good else replace(deleted, advice=f"remove the object {left}; {deleted.advice}")
     finally:
-        if exists:
+        for each in written:
             with suppress(BaseError, OSError):  # the findings say so
-                obstore.delete(opened, name)
+                obstore.delete(opened, each)
     if bucket.scheme != "file":
         yield _left_over(replace(named or bucket, region=bucket.region), variables, named or bucket)
         if bucket.keys and bucket.prefix:
@@ -110,7 +122,8 @@ def check_temporary(bucket: Bucket) -> Iterator[Finding]:
         yield Finding(what, not bucket.role, str(e), open=not bucket.role)
         yield from check(replace(bucket, role=""), named=named)
         return
-    yield Finding(what, True, f"this computer's login makes some for {made.life / 3600:.0f} h; they are used below")
+    lasts = f"{made.life / 3600:.0f} h" if made.life > 3000 else f"{made.life / 60:.0f} min"
+    yield Finding(what, True, f"this computer's login makes some for {lasts}; they are used below")
     yield from check(*with_values(bucket.url, bucket.endpoint, bucket.region, made.values), named)
 
 

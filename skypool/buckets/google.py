@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-from skypool.buckets.bucket import Bucket
+from skypool.buckets.bucket import Bucket, is_private
 from skypool.errors import UsageError
 from skypool.text import one_line
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
     from obstore.store import GCSStore
+    from requests import Session
 
 ENDPOINT = "https://storage.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -33,8 +33,13 @@ _PATIENCE = 10.0
 """Seconds after which a request that has no answer has failed."""
 _AT_ONCE = timedelta(seconds=1)
 """The life of a token that may be replaced at any time. obstore asks again for one that expires soon."""
-_STALE = {"NoSuchUpload", "NoSuchKey"}
-"""What the store answers about an upload that is not there any more."""
+_DOTS = {".": "%2E", "..": "%2E%2E"}
+"""The parts of a path that mean another folder, as they are written to mean themselves."""
+S = TypeVar("S", bound="Session")
+
+
+class NoLogin(UsageError):
+    """Error: this computer has no login for Google Cloud."""
 
 
 class Refused(OSError):
@@ -47,7 +52,8 @@ class Refused(OSError):
 
 def is_google(bucket: Bucket) -> bool:
     """Return True if a bucket is in Cloud Storage, by either protocol."""
-    return bucket.scheme == "gs" or urlsplit(bucket.endpoint).hostname == urlsplit(ENDPOINT).hostname
+    host = urlsplit(bucket.endpoint).hostname or ""
+    return bucket.scheme == "gs" or host.endswith(".googleapis.com")  # of a region or a private network, too
 
 
 def as_s3(bucket: Bucket) -> Bucket:
@@ -92,7 +98,7 @@ def login(address: str) -> Any:
 
     Raises UsageError if there is none, or if its token would be sent to another computer unencrypted.
     """
-    if not address.startswith("https://") and not _is_here(urlsplit(address).hostname or ""):
+    if not is_private(address):
         raise UsageError(
             f"{address} would get the token of this computer's login unencrypted, which everybody on the way can use; "
             "name an address with https://"
@@ -107,25 +113,29 @@ def login(address: str) -> Any:
         ) from e
     try:
         found, _ = google.auth.default(scopes=[SCOPE])
+    except OSError as e:
+        raise UsageError(
+            f"the login for Google Cloud cannot be read: {one_line(str(e), 300)}; correct the file, or what "
+            f"GOOGLE_APPLICATION_CREDENTIALS names, or {LOG_IN}"
+        ) from e
     except GoogleAuthError as e:
         why = one_line(str(e), 300).partition(". ")[0]
-        raise UsageError(f"this computer has no login for Google Cloud ({why}); {LOG_IN}") from e
+        raise NoLogin(f"this computer has no login for Google Cloud ({why}); {LOG_IN}") from e
     return found
-
-
-def _is_here(host: str) -> bool:
-    """Return True if a host is this computer."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
 
 
 def request() -> Any:
     """Return what makes requests for google-auth. One that has no answer fails after some seconds."""
+    import requests
     from google.auth.transport.requests import Request
 
-    return partial(Request(), timeout=_PATIENCE)
+    return partial(Request(without_netrc(requests.Session())), timeout=_PATIENCE)
+
+
+def without_netrc(session: S) -> S:
+    """Return a session of requests that sends its own tokens: otherwise, ~/.netrc would replace them."""
+    session.auth = lambda request: request
+    return session
 
 
 def override(api: str, usual: str) -> str:
@@ -164,37 +174,26 @@ def uploads(bucket: Bucket, values: Sequence[str]) -> Iterator[tuple[str, str, d
 
 
 def abort(bucket: Bucket, values: Sequence[str], key: str, upload: str) -> None:
-    """Remove the parts of an unfinished upload, if they are still there. Raises as `uploads` does."""
-    try:
-        _ask(bucket, values, "DELETE", key, {"uploadId": upload})
-    except Refused as e:
-        if e.code not in _STALE:
-            raise
+    """Remove the parts of an unfinished upload. Raises as `uploads` does."""
+    _ask(bucket, values, "DELETE", key, {"uploadId": upload})
 
 
 def _ask(bucket: Bucket, values: Sequence[str], method: str, key: str, query: Mapping[str, str]) -> bytes:
     """Make a request of the XML API, and return the answer."""
     import requests
 
+    headers = {"Authorization": f"Bearer {values[0]}"} if values else {}
     address = bucket.endpoint or ENDPOINT
-    session: Any
-    if values:
-        session = requests.Session()
-        session.headers["Authorization"] = f"Bearer {values[0]}"
-    else:
-        found = login(address)
-        from google.auth.transport.requests import AuthorizedSession
-
-        session = AuthorizedSession(found)
-    path = quote(f"{bucket.name}/{key}".removesuffix("/"), safe="/")
-    with session:
-        said = session.request(
-            method,
-            f"{address}/{path}",
-            params=dict(query),
-            timeout=_PATIENCE,
-            allow_redirects=False,
-        )
+    asked = requests.Request(method, f"{address}/{bucket.name}", params=dict(query)).prepare()
+    if not values:
+        login(address).before_request(request(), method, asked.url, headers)
+    asked.headers.update(headers)
+    if key:  # after requests has changed what it changes in a path: it takes "a/../b" for "b"
+        path = "/".join(_DOTS.get(each, each) for each in quote(key, safe="/").split("/"))
+        asked.url = (asked.url or "").replace("?", f"/{path}?", 1)
+    with without_netrc(requests.Session()) as session:
+        more = session.merge_environment_settings(asked.url, {}, None, None, None)  # proxies and their certificates
+        said = session.send(asked, timeout=_PATIENCE, allow_redirects=False, **more)
     if said.ok and not said.is_redirect:
         return bytes(said.content)
     raise _refusal(said.status_code, said.content)
@@ -205,7 +204,8 @@ def _refusal(status: int, content: bytes) -> Refused:
 
     try:
         said = _without_namespaces(content)
-        code, words = said.findtext("Code") or str(status), said.findtext("Message") or ""
+        code = said.findtext("Code") or str(status)
+        words = " ".join(filter(None, (said.findtext("Message"), said.findtext("Details"))))
     except ParseError:
         code, words = str(status), content.decode(errors="replace")
     return Refused(code, one_line(f"the store answers {code}: {words}", 300))

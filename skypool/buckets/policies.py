@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from skypool.buckets.bucket import Bucket
+from skypool.errors import UsageError
 
 OBJECTS = (
     "s3:AbortMultipartUpload",
@@ -20,8 +21,8 @@ KEYS = ("kms:Decrypt", "kms:GenerateDataKey")
 READS = ("s3:GetObject",)
 """What may be done to objects that are only read."""
 LONGEST = 2048
-"""The most characters of a session policy (https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html,
-read 2026-11-30)."""
+"""The most characters of a session policy (https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html),
+and of a condition (https://cloud.google.com/iam/docs/reference/sts/rest/v1/AccessBoundary; both read 2026-11-30)."""
 _ESCAPES = str.maketrans({"*": "${*}", "?": "${?}", "$": "${$}"})
 """The characters that mean something in a policy, as they are written to mean themselves."""
 
@@ -31,13 +32,21 @@ def condition(bucket: Bucket) -> str:
 
     https://cloud.google.com/iam/docs/downscoping-short-lived-credentials#limit-perms-objects and
     https://github.com/google/cel-spec/blob/master/doc/langdef.md#string-and-bytes-values (read 2026-11-30).
+
+    Raises UsageError if the prefix is too long for one.
     """
     objects, below = (
         json.dumps(each, ensure_ascii=False)  # the escapes of CEL are those of JSON
         for each in (f"projects/_/buckets/{bucket.name}/objects/{bucket.prefix}/", f"{bucket.prefix}/")
     )
     listed = 'api.getAttribute("storage.googleapis.com/objectListPrefix", "")'
-    return f"resource.name.startsWith({objects}) || {listed}.startsWith({below})"
+    found = f"resource.name.startsWith({objects}) || {listed}.startsWith({below})"
+    if len(found) > LONGEST:
+        raise UsageError(
+            f"the condition for {bucket} would have {len(found)} characters, and Google takes {LONGEST}; use a shorter "
+            "prefix, or name keys that reach it alone"
+        )
+    return found
 
 
 def policy(bucket: Bucket, partition: str = "aws", *, reads: bool = False) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +34,7 @@ _AT_ONCE = timedelta(seconds=1)
 """The life of credentials that may be replaced at any time. obstore asks again for those that expire soon."""
 _CODE = re.compile(r"<Code>([\w.]{1,80})</Code>|\(code: ([\w.]{1,80})\)")
 _SAID = re.compile(r"<Message>([^<]*)</Message>")
+_DETAILS = re.compile(r"<Details>([^<]*)</Details>")
 _REGION = re.compile(r"<Region>([a-z0-9-]+)</Region>|expecting '([a-z0-9-]+)'")
 _PLAIN_NAME = re.compile(r"[A-Z][A-Z0-9_]*_[A-Z0-9_]*")
 """Matches a name that cannot be a secret which was given in the place of a variable."""
@@ -68,12 +70,12 @@ _MEANINGS = {
     "AuthorizationHeaderMalformed": ("the bucket is in another region", "name its region"),
     "IllegalLocationConstraintException": ("the bucket is in another region", "name its region"),
     "NoSuchKey": ("the object is not there", ""),
-    "AuthenticationRequired": (f"{EXPIRED}, or the store does not know them", "log in again"),  # at Google
+    "AuthenticationRequired": (f"{EXPIRED}, or the store does not know them", "log in again, or name other keys"),
 }
 
 
 _STATUSES = {"401 Unauthorized": "AuthenticationRequired", "403 Forbidden": "AccessDenied"}
-"""The codes of answers without a text, such as those about HEAD requests."""
+"""The codes of `_MEANINGS` by the status lines of answers without a text, such as those about HEAD requests."""
 
 
 def opened(
@@ -278,6 +280,9 @@ def trouble(error: Exception) -> Trouble:
         region = _REGION.search(text)
         if region and "region" in advice:
             advice = f"name its region, {region[1] or region[2]}"
+        details = _DETAILS.search(text)  # at Google, such as the permission that is missing
+        if details and advice:
+            advice = f"{advice} ({one_line(unescape(details[1]), 200)})"
         return Trouble(meaning, advice)
     if "error sending request" in text or "operation timed out" in text:
         return Trouble(UNREACHED, "check the endpoint, the network, and whether a proxy changes certificates")

@@ -48,12 +48,14 @@ class Credentials:
         number: counts those of one `Issuer`, from 1.
         life: the seconds for which they count.
         made: when they were made, in seconds of `clock.elapsed()`.
+        least: the seconds for which they may count only, when new ones are to be made; 0 if that depends on `life`.
     """
 
     values: tuple[str, ...] = field(repr=False)
     number: int
     life: float
     made: float
+    least: float = 0.0
 
     @property
     def left(self) -> float:
@@ -103,7 +105,8 @@ class Issuer:
     @property
     def shortest(self) -> float:
         """The seconds for which credentials last when nobody renews them, at least; 0 before there are any."""
-        return 0.0 if self._last is None else _HALF * self._last.life
+        last = self._last
+        return 0.0 if last is None else min(last.least or math.inf, _HALF * last.life)
 
     def current(self) -> Credentials:
         """Return credentials as `newest` does. Raises UsageError if there are none that count."""
@@ -133,11 +136,11 @@ class Issuer:
 
     def _made(self, number: int) -> Credentials:
         """Ask for new credentials."""
-        check_login(self._bucket)
         began = clock.elapsed()
         if self._bucket.scheme == "gs":
-            token, life = downscoped.token(self._bucket, remedies(self._bucket))
-            return Credentials((token,), number, life, began)
+            token, life, least = downscoped.token(self._bucket, remedies(self._bucket))
+            return Credentials((token,), number, life, began, least)
+        check_login(self._bucket)
         with _told(self._bucket):
             said = self._answer()
         found = said["Credentials"]

@@ -12,6 +12,9 @@ from skypool.buckets import google
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.store import client, values
 
+_STALE = {"NoSuchUpload", "NoSuchKey"}
+"""What stores answer about an upload that is not there any more."""
+
 
 class Unfinished(NamedTuple):
     """An upload that was begun and not completed.
@@ -56,9 +59,28 @@ def uploads(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterat
 
 def is_gone(error: Exception) -> bool:
     """Return True if a store says that it has no such bucket, which then has no uploads."""
+    return _code(error) == "NoSuchBucket"
+
+
+def is_denied(error: Exception) -> bool:
+    """Return True if the login of this computer may not list the uploads of a bucket, or if it has none."""
+    has_none = isinstance(error, google.NoLogin) or type(error).__name__ == "NoCredentialsError"
+    return has_none or _code(error) == "AccessDenied"
+
+
+def others(bucket: Bucket) -> str:
+    """Return what removes the unfinished uploads of a bucket whose uploads the login here may not list."""
+    return (
+        "a lifecycle rule of the bucket can remove them (AbortIncompleteMultipartUpload), or with a login that may "
+        f"list those of the whole bucket, `{command(bucket)} --yes`"
+    )
+
+
+def _code(error: Exception) -> str:
+    """Return the code of an error of a store; "" for another error."""
     said = getattr(error, "response", None)  # of botocore's ClientError
     code = said.get("Error", {}).get("Code") if isinstance(said, dict) else getattr(error, "code", None)
-    return code == "NoSuchBucket"
+    return code if isinstance(code, str) else ""
 
 
 def remove_all(bucket: Bucket, variables: Mapping[str, str], since: datetime) -> int:
@@ -67,15 +89,23 @@ def remove_all(bucket: Bucket, variables: Mapping[str, str], since: datetime) ->
     Raises as `uploads` does.
     """
     found = [each for each in uploads(bucket, variables) if each.began >= since]
-    for each in found:
-        remove(bucket, each, variables)
-    return len(found)
+    return sum(remove(bucket, each, variables) for each in found)
 
 
-def remove(bucket: Bucket, found: Unfinished, variables: Mapping[str, str] = os.environ) -> None:
-    """Remove the parts of an unfinished upload. Raises as `uploads` does."""
+def remove(bucket: Bucket, found: Unfinished, variables: Mapping[str, str] = os.environ) -> bool:
+    """Remove the parts of an unfinished upload. Return False if the store does not know it any more.
+
+    Raises as `uploads` does.
+    """
     bucket = google.as_s3(bucket)
-    if bucket.scheme == "gs":
-        google.abort(bucket, values(bucket, variables), found.key, found.upload)
-        return
-    client(bucket, variables).abort_multipart_upload(Bucket=bucket.name, Key=found.key, UploadId=found.upload)
+    try:
+        if bucket.scheme == "gs":
+            google.abort(bucket, values(bucket, variables), found.key, found.upload)
+        else:
+            s3 = client(bucket, variables)
+            s3.abort_multipart_upload(Bucket=bucket.name, Key=found.key, UploadId=found.upload)
+    except Exception as e:
+        if _code(e) not in _STALE:
+            raise
+        return False
+    return True

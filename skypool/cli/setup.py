@@ -35,11 +35,20 @@ def setup(
     What would be made is printed first. To make it twice changes nothing.
     """
     place = Bucket(bucket, region=region)
+    if place.scheme == "file":
+        raise UsageError(f"an identity is for a bucket in a store, and {bucket} is a folder; it needs none")
+    if region and place.scheme != "s3":
+        raise UsageError(f"--region is for buckets with s3://, and this one is {bucket}; leave it out")
     if not place.prefix:
         raise UsageError(f"an identity is for a prefix, and {bucket} has none; write the bucket and a prefix")
     driver = registry.driver(provider)
-    if not isinstance(driver, Identifies) or driver.bucket_scheme != place.scheme:
+    if not isinstance(driver, Identifies):
         raise UsageError(f"machines of {provider} get no identity from skypool; name keys that reach {bucket} alone")
+    if driver.bucket_scheme != place.scheme:
+        raise UsageError(
+            f"an identity of {provider} reaches {driver.bucket_scheme}:// alone, and this bucket is {bucket}; name the "
+            "provider of its cloud, or use no identity: your login makes temporary credentials"
+        )
     identity = driver.bucket_identity(place)
     output.say(identity.plan)
     if not yes:

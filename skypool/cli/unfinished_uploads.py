@@ -60,13 +60,15 @@ def look(ledger: Ledger | None, bucket: Bucket | None, removes: bool) -> Uploads
             found = left_uploads.left(place, runs, ended)
             if found:
                 done.found[place] = found
-            for each in found if removes else ():
-                unfinished.remove(place, each)
+            for each in [*found] if removes else ():
+                if not unfinished.remove(place, each):  # another process has, or it was completed
+                    found.remove(each)
         except Exception as e:  # noqa: BLE001 - boto3 raises many kinds for what a store may answer; all are told
             if bucket is None and unfinished.is_gone(e):
                 clean.append(place)
             else:
-                done.failures[str(place)] = _said(e)
+                more = f"; {unfinished.others(place)}" if unfinished.is_denied(e) else ""
+                done.failures[str(place)] = f"{_said(e)}{more}"
         else:
             if removes or not found:
                 clean.append(place)

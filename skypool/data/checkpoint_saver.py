@@ -74,6 +74,7 @@ class CheckpointSaver:
         executor: sends and fetches files side by side.
         origin: the URL of the place, by which checkpoints of this folder that go to another place are told apart.
         rate: that of the folder's other files.
+        large: the same bucket for large files, with more patience. Default None: `store`.
 
     Attributes:
         files, sent: the files that were saved, and their bytes.
@@ -90,6 +91,7 @@ class CheckpointSaver:
     unsaved: int = field(default=0, init=False)
     unsaved_bytes: int = field(default=0, init=False)
     rate: Rate = field(default_factory=Rate)
+    large: ObjectStore | None = None
     waiting: Waiting = field(default_factory=Waiting, init=False)
     _attempts: dict[str, tuple[int, Step | None]] = field(
         default_factory=dict[str, "tuple[int, Step | None]"], init=False
@@ -265,7 +267,7 @@ class CheckpointSaver:
             if os.fstat(file.fileno()).st_size <= PART:
                 obstore.put(self.store, name, b"".join(parts(file)), use_multipart=False)
             else:
-                obstore.put(self.store, name, parts(file), chunk_size=PART, max_concurrency=4)
+                obstore.put(self.large or self.store, name, parts(file), chunk_size=PART, max_concurrency=4)
         return size, digest.hexdigest()
 
     def _commit(self, step: Step, world: int, keep: int) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from skypool.buckets import google, store
-from skypool.buckets.bucket import Bucket
 from skypool.data.checksums import Checksums
 from skypool.data.data_listing import wanted
 from skypool.data.fetching import Fetcher, above, check_room
@@ -111,7 +110,7 @@ class FilledFolder:
         self.trouble = ""
         before = said.get("before", {})
         self.done = Fetched(**before.get("back", {}))
-        self._checksums = Checksums(parts=not google.is_google(Bucket(said["url"], said["endpoint"])))
+        self._checksums = Checksums(parts=not google.is_google(place_of(said, said["values"])[0]))
         self._checked = self.done.checked  # by former movers
         self._come = self.done.bytes = before.get("whole_bytes", 0)  # without parts of files, which come again
         self._said, self._journals, self._turns, self._former = said, journals, turns, former

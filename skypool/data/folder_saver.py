@@ -109,6 +109,7 @@ class FolderSaver:
         clock: the time in seconds, which only goes forward.
         joins: True if a node has saved to the prefix alone before. Its files are not those of this node.
         account: what was saved. That of a former saver goes on.
+        large: the same bucket for large files, with more patience. Default None: `store`.
 
     Attributes:
         rate: how fast files are sent.
@@ -128,6 +129,7 @@ class FolderSaver:
     clock: Callable[[], float] = time.monotonic
     joins: bool = False
     account: Account = field(default_factory=Account)
+    large: ObjectStore | None = None
     rate: Rate = field(init=False)
     waiting: Waiting = field(init=False)
     halves: HalfFiles = field(init=False)
@@ -478,7 +480,8 @@ class FolderSaver:
                 data = b"".join(parts()) if state.size else checked(b"")
                 done = obstore.put(self.store, name, data, use_multipart=False, **how)  # type: ignore[arg-type]
             else:
-                done = obstore.put(self.store, name, parts(), chunk_size=PART, max_concurrency=_PARTS, **how)  # type: ignore[arg-type]
+                place = self.large or self.store
+                done = obstore.put(place, name, parts(), chunk_size=PART, max_concurrency=_PARTS, **how)  # type: ignore[arg-type]
         return state, done["e_tag"] if how else self._timed(name, state)
 
     def _timed(self, name: str, state: State) -> str | None:

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skypool.buckets import store
+from skypool.buckets import google, store
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.filled_folder import FETCHES, FilledFolder
 from skypool.data.folder_saver import Account, FolderSaver
@@ -37,6 +37,9 @@ _SMALL_FILES = 8
 """The number of small files, or parts of a large one, that move at the same time."""
 _PATIENCE = 60.0
 """Seconds after which a request to a store has failed. A part of a large file must be sent in this time."""
+_TO_COMPLETE = 300.0
+"""The same for large files at Google, as that puts the parts of one together in several minutes at most:
+https://cloud.google.com/storage/docs/xml-api/post-object-complete (read 2026-11-30)."""
 _EVERY = 1.0
 """Seconds between two looks at a folder; a look at a large folder takes at most a tenth of the time."""
 _SHARE = 10
@@ -213,7 +216,9 @@ class Folder:
         login = self._said["login"]
         if trouble.startswith(store.NO_LOGIN):
             return "this machine has no identity for the store; name one in the settings of its provider"
-        return f"{store.EXPIRED}; {_RENEWALS[login]}" if trouble.startswith(store.EXPIRED) else trouble
+        if trouble.startswith(store.EXPIRED):
+            return f"{trouble.partition('; ')[0]}; {_RENEWALS[login]}"
+        return trouble
 
     def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a program of the node: save at once, or say which checkpoint to go on from or is safe."""
@@ -288,13 +293,17 @@ class Folder:
         bucket, values = place_of(said, self._credentials[1])
         if bucket.scheme == "file":
             os.makedirs(bucket.name, exist_ok=True)
-        opened = store.opened(bucket, values, _PATIENCE, (lambda: self._credentials[1]) if bucket.keys else None)
+        newest = (lambda: self._credentials[1]) if bucket.keys else None
+        opened = store.opened(bucket, values, _PATIENCE, newest)
+        large = store.opened(bucket, values, _TO_COMPLETE, newest) if google.is_google(bucket) else None
         folder, executor = os.path.expanduser(said["folder"]), ThreadPoolExecutor(_SMALL_FILES)
         place = said["node"], said["nodes"], said["patterns"]
-        saver = FolderSaver(opened, folder, self._journal, executor, *place, joins=said["joins"], account=self._account)
+        saver = FolderSaver(
+            opened, folder, self._journal, executor, *place, joins=said["joins"], account=self._account, large=large
+        )
         if said["restores"]:
             saver.halves.forget()
-        self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"], saver.rate)
+        self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"], saver.rate, large)
         self._saver = saver  # after the others, as threads look for it
 
     def _bring_back(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,6 +52,12 @@ def exists(store: ObjectStore, name: str) -> bool:
 def remove(store: ObjectStore, name: str) -> None:
     """Remove an object if it is there."""
     import obstore
+    from obstore.exceptions import PermissionDeniedError
 
-    with suppress(FileNotFoundError):
+    try:
         obstore.delete(store, name)
+    except FileNotFoundError:
+        return
+    except PermissionDeniedError:  # so say some stores of what is not there
+        if exists(store, name):
+            raise

@@ -454,10 +454,10 @@ class Saving:
                 try:  # the login of this computer, where a machine has none that may list them
                     unfinished.remove_all(bucket, variables, since=began)
                 except Exception as e:  # noqa: BLE001 - boto3 raises many kinds; a rule of the bucket may remove them
-                    is_clean = False
-                    self._life.notice(
-                        f"unfinished uploads to {url} cannot be removed: {error_text.told(e)}; `skypool gc --yes` does"
-                    )
+                    is_denied = unfinished.is_denied(e)  # then it is told now, and `skypool gc` does not ask again
+                    is_clean = is_clean and is_denied
+                    advice = unfinished.others(bucket) if is_denied else "`skypool gc --yes` does"
+                    self._life.notice(f"unfinished uploads to {url} cannot be removed: {error_text.told(e)}; {advice}")
             if is_clean:
                 with suppress(OSError):  # then `skypool gc` asks for nothing
                     left_uploads.forget(self._run())

@@ -54,7 +54,7 @@ _AUDIENCE = "https://oauth2.googleapis.com/token"
 _LIFE = 3599.0
 _PASSED = ("content-type", "cache-control", "range", "if-match", "if-none-match", "content-encoding")
 _DENIED = "Access denied."
-_METADATA = "/computeMetadata/v1/instance/service-accounts/default/token"
+_METADATA = "/computeMetadata/v1/instance/service-accounts/default/"
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,9 @@ class CloudStorage:
         machine: the service account of the machine that asks for metadata; "" for none.
         account_of: returns the account of a token that was made elsewhere; "" for none.
         tells_life: False if the service that makes tokens does not say how long they count.
+        to_complete: the seconds after which the parts of an upload are one object.
+        unwilling: why no policy is taken; "" if they are.
+        written: the names of objects that were written or replaced, in their order.
         uniform: False if buckets have access lists of objects, so that policies take no conditions.
     """
 
@@ -102,6 +105,9 @@ class CloudStorage:
     machine: str = ""
     account_of: Callable[[str], str] = lambda token: ""
     tells_life: bool = True
+    to_complete: float = 0.0
+    unwilling: str = ""
+    written: list[str] = field(default_factory=list[str])
     uniform: bool = True
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -210,8 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._log_in()
         elif path == "/v1/token":
             self._exchange()
-        elif path == _METADATA:
-            self._metadata()
+        elif path in ("/", _METADATA, f"{_METADATA}token"):
+            self._metadata(path)
         elif path.startswith(("/storage/v1/b/", "/v1/projects/")):
             self._iam(path)
         elif self.headers.get("Authorization", "").startswith("AWS4-HMAC-SHA256"):
@@ -261,11 +267,13 @@ class _Handler(BaseHTTPRequestHandler):
         said = self._token_of(made)
         self._json(200, said if self.cloud.tells_life else {**said, "expires_in": None})
 
-    def _metadata(self) -> None:
+    def _metadata(self, path: str) -> None:
         if self.headers.get("Metadata-Flavor") != "Google":
             self._say(403, b"Missing Metadata-Flavor:Google header.", "text/plain")
         elif not self.cloud.machine:
             self._say(404, b"no service account", "text/plain")
+        elif not path.endswith("token"):
+            self._json(200, {"email": self.cloud.machine, "scopes": []})
         else:
             self._json(200, self._token_of(self.cloud.token(self.cloud.machine)))
 
@@ -318,19 +326,24 @@ class _Handler(BaseHTTPRequestHandler):
             )
             if replaces and self.headers.get("x-goog-if-generation-match") != "0" and cloud.has(bucket, name):
                 asked = asked._replace(permissions=asked.permissions | {"storage.objects.delete"})
-            if not cloud.permits(access, asked):
+            if not cloud.permits(access, asked) or (access.rules is not None and not cloud.uniform):
                 self._deny()
                 return
-            lists = Request(bucket, name, None, frozenset({"storage.objects.list"}))
-            reads = self.command in ("GET", "HEAD") and name
+            lists = Request(bucket, "", None, frozenset({"storage.objects.list"}))
+            if replaces and self.headers.get("x-goog-if-generation-match") != "0":
+                cloud.written.append(name)
+            reads = self.command in ("GET", "HEAD", "DELETE") and name and "uploadId" not in self._query
             if reads and not cloud.permits(access, lists) and not cloud.has(bucket, name):
                 self._deny()
                 return
+        if self.command == "POST" and "uploadId" in self._query:
+            time.sleep(cloud.to_complete)
         self._forward(bucket, name)
 
     def _deny(self) -> None:
         self.cloud.denied.append((self.command, self.path))
-        self._error(403, "AccessDenied", _DENIED)
+        needed = self._needed(urlsplit(self.path).path.lstrip("/").partition("/")[2])
+        self._error(403, "AccessDenied", _DENIED, f"This caller does not have {min(needed)} access.")
 
     def _forward(self, bucket: str, name: str) -> None:
         """Send a request to SeaweedFS with the names of S3, signed by its owner."""
@@ -410,7 +423,9 @@ class _Handler(BaseHTTPRequestHandler):
             members = {member for each in said["bindings"] for member in each["members"]}
             known = {f"serviceAccount:{each}" for each in (OWNER, *self.cloud.accounts)}
             missing = {each for each in members if each.startswith("serviceAccount:")} - known
-            if said.get("etag") != now["etag"]:
+            if self.cloud.unwilling:
+                self._refuse(400, self.cloud.unwilling)
+            elif said.get("etag") != now["etag"]:
                 self._refuse(412, "At least one of the pre-conditions you specified did not hold.")
             elif has_conditions and said.get("version") != 3:
                 self._refuse(400, "A policy with a condition has the version 3.")
@@ -446,9 +461,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: int, why: str) -> None:
         self._json(status, {"error": {"code": status, "message": why, "errors": [{"message": why}]}})
 
-    def _error(self, status: int, code: str, why: str) -> None:
+    def _error(self, status: int, code: str, why: str, details: str = "") -> None:
         text = (
-            f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code><Message>{escape(why)}</Message></Error>"
+            f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code><Message>{escape(why)}</Message>"
+            f"{f'<Details>{escape(details)}</Details>' if details else ''}</Error>"
         )
         self._say(status, text.encode(), "application/xml; charset=UTF-8")
 
@@ -459,17 +475,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        if self.headers.get("Metadata-Flavor"):
+            self.send_header("Metadata-Flavor", "Google")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
 
 @contextmanager
-def cloud_storage(store: Store, life: float = _LIFE, address: str = "127.0.0.1") -> Iterator[CloudStorage]:
+def cloud_storage(store: Store, life: float = _LIFE) -> Iterator[CloudStorage]:
     """Serve Cloud Storage, whose tokens count for so many seconds, in front of a SeaweedFS."""
     handler = type("Handler", (_Handler,), {})
-    server = ThreadingHTTPServer((address, 0), handler)
-    cloud = CloudStorage(f"http://{address}:{server.server_port}", store, life)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    cloud = CloudStorage(f"http://127.0.0.1:{server.server_port}", store, life)
     handler.cloud = cloud  # type: ignore[attr-defined]
     serving = threading.Thread(target=server.serve_forever, daemon=True)
     serving.start()

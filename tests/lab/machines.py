@@ -26,7 +26,8 @@ from typing import Any
 
 from tests.lab import kernel, layer, network, runs, userdata
 from tests.lab.kernel import wait_until
-from tests.lab.metadata import MetadataServer
+from tests.lab.metadata import MetadataServer, socket_inside
+from tests.lab.relay import Relay
 
 SETUP = Path(__file__).parent / "setup"
 GiB = 2**30
@@ -222,6 +223,7 @@ class Machine:
         self._folder = lab.run.folder / str(number)
         self._root = self._folder / "root"
         self._metadata: MetadataServer | None = None
+        self._relays: list[Relay] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._cut_power = ""
         self._mount()
@@ -304,6 +306,8 @@ class Machine:
             self.lab.machines.remove(self)
         self._cut_power = "destroyed"
         self.stop_metadata()
+        for each in self._relays:
+            each.close()
         self._group.remove()
         self.reap()
         kernel.unmount_below(self._folder)
@@ -459,6 +463,11 @@ class Machine:
         """Answer at its 169.254.169.254, in place of who did before; the server's `machine` is this one."""
         self.stop_metadata()
         self._metadata = MetadataServer(self, network.NETNS / self._netns, handler(self))
+
+    def show_port(self, port: int) -> None:
+        """Let a port of its 127.0.0.1 lead to the same one of this host."""
+        here = "127.0.0.1", port
+        self._relays.append(Relay(socket_inside(network.NETNS / self._netns, here), here))
 
     def stop_metadata(self) -> None:
         if self._metadata is not None:

@@ -46,14 +46,14 @@ class MetadataServer(ThreadingHTTPServer):
         self.server_close()
 
 
-def socket_inside(netns: Path) -> socket.socket:
-    """A socket that listens on the metadata address of a namespace."""
+def socket_inside(netns: Path, address: tuple[str, int] = (METADATA, 80)) -> socket.socket:
+    """A socket that listens on an address of a namespace."""
     made: list[socket.socket | OSError] = []
 
     def make() -> None:
         try:
             enter_netns(netns)
-            made.append(socket.create_server((METADATA, 80), backlog=64))
+            made.append(socket.create_server(address, backlog=64))
         except OSError as error:
             made.append(error)
 

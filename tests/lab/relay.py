@@ -13,9 +13,9 @@ class Relay:
         target: where whoever comes from now on is led.
     """
 
-    def __init__(self, host: str, target: tuple[str, int]) -> None:
+    def __init__(self, host: str | socket.socket, target: tuple[str, int]) -> None:
         self.target = target
-        self._listener = socket.create_server((host, 0), backlog=64)
+        self._listener = socket.create_server((host, 0), backlog=64) if isinstance(host, str) else host
         self.host, self.port = self._listener.getsockname()[:2]
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, name=f"relay-{self.port}", daemon=True).start()
