@@ -260,8 +260,9 @@ _DOWN: dict[str, Callable[[Path, str], list[str]]] = {
 def _client_memory(root: Path, store: stores.Store) -> Row:
     """The most memory of a client whose pool of one node on this machine saves 1 GB in 4,000 files."""
     argv = [sys.executable, "-m", "tests.benchmarks.saving_client", store.endpoint, "4000", "250000"]
-    env = {**os.environ, "XDG_STATE_HOME": f"{root}/state", "XDG_CACHE_HOME": f"{root}/cache"}
-    done = subprocess.run(argv, env=env, check=True, capture_output=True, text=True)
+    paths = os.pathsep.join(map(os.path.abspath, sys.path))
+    env = {**os.environ, "XDG_STATE_HOME": f"{root}/state", "XDG_CACHE_HOME": f"{root}/cache", "PYTHONPATH": paths}
+    done = subprocess.run(argv, cwd=root, env=env, check=True, capture_output=True, text=True)
     mib = float(done.stdout.split()[-1])
     bare = [sys.executable, "-c", "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"]
     python = int(subprocess.run(bare, check=True, capture_output=True, text=True).stdout) / 1024
