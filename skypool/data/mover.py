@@ -61,8 +61,8 @@ _RENEWALS = {
 """What to do about credentials that have expired, by the way to log in."""
 _PAUSES = 1.0, 30.0
 """The first and the longest pause in seconds after an attempt to bring a folder back."""
-_LOOKS = 64
-"""The most looks that are told as done."""
+_LOOKS = 30.0
+"""Seconds for which a look is told as done. The agent waits less for it."""
 _LONGEST = 1 << 16
 """The most bytes of a request at the socket."""
 _IOPRIO = {"x86_64": 251, "aarch64": 30}
@@ -121,7 +121,7 @@ class Folder:
         self._nodes: int = said["nodes"]
         self._shared: int = said["nodes"]  # for so many nodes all files that are sent have owners
         self._sharing = threading.Lock()
-        self._looked_for: list[int] = []
+        self._looked_for: dict[int, float] = {}  # until when the number of each look is told
         self._news = news or threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
         self._thread.start()
@@ -183,7 +183,7 @@ class Folder:
             saver.halves.note(written(saver.folder, [path for path, each in files if saver.saved_state(path) != each]))
         elif saver is not None and pids is not None:
             found = saver.halves.find(saver.folder, pids)
-        self._looked_for = [*self._looked_for[-_LOOKS:], number]
+        self._looked_for[number] = time.monotonic() + _LOOKS
         self._news.set()
         if saver is not None and pids is not None:
             saver.halves.follow(saver.folder, pids, found)
@@ -208,7 +208,9 @@ class Folder:
             account["oldest"] = round(max(saver.waiting.oldest, more.waiting.oldest))
             account["rate"] = round(saver.rate.per_second) or self._former_rate
         said |= {"place": self._said["node"], "nodes": self._shared, "phase": self.phase, "whole": self.whole}
-        said |= {"looked": self._looked_for, "credentials": self._credentials[0]}
+        now = time.monotonic()
+        looked = [number for number, until in self._looked_for.copy().items() if now < until]
+        said |= {"looked": looked, "credentials": self._credentials[0]}
         return {**account, **said, "trouble": trouble, "back": restored}
 
     def _advised(self, trouble: str) -> str:
@@ -390,7 +392,8 @@ class Mover:
         threading.Thread(target=self._tell, name="tell", daemon=True).start()
         self._listen()
         for line in sys.stdin.buffer:
-            self._obey(json.loads(line))
+            if line.endswith(b"\n"):  # else the agent has ended while it wrote
+                self._obey(json.loads(line))
         self._look()
         for id_, each in self._folders.items():
             if not each.is_ending:
