@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
@@ -28,6 +29,7 @@ from skypool.data.filled_folder import FETCHES, FilledFolder
 from skypool.data.folder_saver import Account, FolderSaver
 from skypool.data.local_files import listed, written
 from skypool.data.node_login import place_of
+from skypool.data.progress import Pause
 from skypool.data.restoring import Restored, restore
 from skypool.errors import SkypoolError, UsageError
 from skypool.safety import peers, private
@@ -315,7 +317,7 @@ class Folder:
         """
         assert self._saver is not None
         assert self._checkpoints is not None
-        pause, longest = _PAUSES
+        pause = Pause(*_PAUSES)
         while self._until is None or (not self._said["restores"] and time.monotonic() < self._until):
             try:
                 if self._said["restores"]:
@@ -329,12 +331,8 @@ class Folder:
                 return False
             except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows
                 self.trouble = store.trouble(e).words
-            if self._until is None:
-                self._wake.wait(pause)
-                self._rest()
-            else:
-                time.sleep(max(0.0, min(pause, self._until - time.monotonic())))
-            pause = min(longest, 2 * pause)
+            pause.wait(self._wake, math.inf if self._until is None else self._until - time.monotonic())
+            self._wake.clear()
         return False
 
     def _turn(self, last: bool = False, calm: bool = False) -> bool:
@@ -357,7 +355,7 @@ class Folder:
             with self._turns:
                 self._turn()
             self._wake.wait(max(_EVERY, _SHARE * min(1.0, self._looked)))
-            self._rest()
+            self._wake.clear()
         self.phase, began = "ending", time.monotonic()
         while True:
             is_quiet = self._is_quiet.is_set() or time.monotonic() - began > _TO_BE_KILLED
@@ -367,11 +365,6 @@ class Folder:
             if (self.whole and is_quiet) or left <= 0:
                 return
             time.sleep(min(_EVERY, left))
-
-    def _rest(self) -> None:
-        """Forget that the thread was woken up, unless for the end."""
-        if self._until is None:
-            self._wake.clear()
 
 
 class Mover:
