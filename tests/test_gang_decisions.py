@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from skypool.agent import stops
+from skypool.calls import broadcast
 from skypool.gangs import Gangs, Order, Verdict, step
 from skypool.gangs.states import (
     SETTLING,
@@ -36,6 +38,7 @@ from skypool.gangs.states import (
     Timer,
     Unset,
 )
+from skypool.wire import save_orders
 from tests.soak.gangs import soak
 
 
@@ -251,6 +254,12 @@ def test_after_a_failure_the_others_are_stopped_once_the_time_to_settle_is_over(
         Free(0),
         Free(1),
     ]
+
+
+def test_the_time_to_stop_is_as_long_as_a_node_may_take_to_stop_its_processes() -> None:
+    of_mover = 2 * save_orders.TO_LOOK  # before they are asked, and before they are killed
+    assert of_mover + stops._WRITING < STOPPING
+    assert of_mover < broadcast._STOPPING
 
 
 def test_after_a_rank_that_has_saved_the_others_have_the_time_until_the_machine_ends() -> None:
