@@ -338,7 +338,7 @@ def test_events_of_an_earlier_run_are_ignored() -> None:
 def test_a_gang_that_takes_too_long_is_stopped_and_not_run_again() -> None:
     play = running(two(retries=3), 0, 1)
     run = play.state.gangs[0].run
-    assert play(Ended(0, 1, 1, "overran")) == [Stop(0, (0,)), Set(0, "stop", 6.0)]
+    assert play(Ended(0, 1, 1, "overran")) == [Stop(0, (0,)), Set(0, "stop", 5.0 + STOPPING)]
     assert play(Ended(0, 1, 0, "overran"))[1] == Finish(0, Verdict("timeout", run, others=(0, 1)))
 
 
@@ -368,7 +368,7 @@ def test_a_gang_without_processes_that_is_cancelled_finishes_at_once(asks: bool)
 def test_a_running_gang_that_is_cancelled_is_stopped_first() -> None:
     play = running(two(), 0, 1)
     run = play.state.gangs[0].run
-    assert play(Cancelled(0)) == [Stop(0, (0, 1)), Set(0, "stop", 6.0)]
+    assert play(Cancelled(0)) == [Stop(0, (0, 1)), Set(0, "stop", 5.0 + STOPPING)]
     assert play(Cancelled(0), Ended(0, 1, 0, "stopped")) == []
     assert play(Ended(0, 1, 1, "stopped"))[1] == Finish(0, Verdict("cancelled", run))
 

@@ -22,6 +22,8 @@ _SILENT = 20.0
 """Seconds without an account after which the mover counts as hung, and is killed."""
 _STOP = 5.0
 """Seconds in which calls have ended that are stopped, so that what they have written can be saved."""
+_LOOK = TO_LOOK
+"""Seconds in which the mover has looked which files are being written, before calls are stopped or killed."""
 _PAUSE = 1.0, 30.0
 """The second and the longest pause in seconds before a mover that has ended is started again; the first one is 0.
 
@@ -153,7 +155,7 @@ class MoverWatch:
             return 0
         self._hasten()
         self._look += 1
-        self._looks[self._look] = self._now + TO_LOOK, {"do": "look", "number": self._look, "pids": pids}
+        self._looks[self._look] = self._now + _LOOK, {"do": "look", "number": self._look, "pids": pids}
         self._send_look(self._look)
         return self._look
 
