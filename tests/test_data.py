@@ -7,6 +7,7 @@ import io
 import os
 import random
 import re
+import resource
 import shutil
 import stat
 import subprocess
@@ -326,6 +327,42 @@ def test_two_movers_that_fill_one_folder_wait_for_each_other(place: Path, tmp_pa
 
 
 # --- stores that fail, movers that are killed ----------------------------------------------------------------
+
+
+def test_a_disk_that_has_no_room_for_a_large_file_is_told_and_nothing_is_fetched_again(
+    tmp_path: Path, faulty: FaultyStore
+) -> None:
+    faulty.objects |= {"large": bytes(3 * PART)}
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (PART // 2, former[1]))
+    try:
+        made = filled(tmp_path / "data", "s3://models", tmp_path, endpoint=faulty.endpoint, values=("a", "b"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    assert made.phase == "ended"
+    assert "has no room for all of the data: File too large; ask for a larger disk with disk=" in made.trouble
+    assert (made.done.bytes, files_of(tmp_path / "data")) == (0, {})
+    assert faulty.asked.count(("GET", "large")) <= 4, "once for its size, and once for each part"
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_new_credentials_end_the_pause_after_a_failure(
+    tmp_path: Path, faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(filled_folder, "_PAUSES", (300.0, 300.0))
+    faulty.objects |= {"a": b"1"}
+    faulty.answer = lambda method, name: status if name == "a" else 0
+    (tmp_path / "journals").mkdir()
+    made = FilledFolder(of_faulty(faulty, tmp_path / "data"), tmp_path / "journals", threading.Semaphore(FETCHES))
+    try:
+        eventually(lambda: made.trouble, 60, "the trouble")
+        faulty.answer = lambda method, name: 0
+        made.renew(1, ("c", "d"))
+        eventually(lambda: made.phase == "there", 60, "the data")
+    finally:
+        made.end(0.0)
+        made.join()
+    assert files_of(tmp_path / "data") == {"a": b"1"}
 
 
 def of_faulty(faulty: FaultyStore, folder: Path, **more: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from skypool.agent import mover_watch
 from skypool.agent.shared_page import SharedPage
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.store import opened
-from skypool.data import fetching, folder_saver, local_files, objects
+from skypool.data import fetching, folder_saver, local_files, mover, objects
 from skypool.data.folder_saver import LONG, PART, QUIET, UNFINISHED, FolderSaver
 from skypool.data.local_files import written, written_by
 from skypool.data.progress import Rate
@@ -1341,6 +1341,25 @@ def test_a_large_file_comes_back_though_each_answer_ends_early(place: Place, fau
 # --- the mover as a process -----------------------------------------------------------------------------------------
 
 needs_s3 = pytest.mark.skipif(bool(stores.missing_s3()), reason=stores.missing_s3())
+
+
+def test_new_credentials_end_the_pause_of_a_folder_that_saves_what_is_left(
+    tmp_path: Path, faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover, "_PAUSES", (300.0, 300.0))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/new").write_text("1")
+    faulty.answer = lambda method, name: 403
+    order = Order("out", str(tmp_path / "out"), "s3://models", faulty.endpoint, "us-east-1", ("a", "b"), restores=False)
+    folder = mover.Folder(order.to_json(), str(tmp_path / "journal"))
+    eventually(lambda: folder.told()["trouble"], 30, "the trouble")
+    folder.end(200.0)
+    faulty.asked.clear()
+    eventually(lambda: faulty.asked, 30, "the attempt at the end")
+    faulty.answer = lambda method, name: 0
+    folder.renew(1, ("c", "d"))
+    eventually(lambda: folder.phase == "ended", 60, "the end")
+    assert (folder.whole, faulty.objects.get("new")) == (True, b"1")
 
 
 class Mover:

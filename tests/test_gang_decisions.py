@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from skypool.agent import stops
+from skypool.calls import broadcast
 from skypool.gangs import Gangs, Order, Verdict, step
 from skypool.gangs.states import (
     SETTLING,
@@ -36,6 +38,7 @@ from skypool.gangs.states import (
     Timer,
     Unset,
 )
+from skypool.wire import save_orders
 from tests.soak.gangs import soak
 
 
@@ -253,6 +256,12 @@ def test_after_a_failure_the_others_are_stopped_once_the_time_to_settle_is_over(
     ]
 
 
+def test_the_time_to_stop_is_as_long_as_a_node_may_take_to_stop_its_processes() -> None:
+    of_mover = 2 * save_orders.TO_LOOK  # before they are asked, and before they are killed
+    assert of_mover + stops._WRITING < STOPPING
+    assert of_mover < broadcast._STOPPING
+
+
 def test_after_a_rank_that_has_saved_the_others_have_the_time_until_the_machine_ends() -> None:
     play = running(two(), 0, 1)
     run = play.state.gangs[0].run
@@ -329,7 +338,7 @@ def test_events_of_an_earlier_run_are_ignored() -> None:
 def test_a_gang_that_takes_too_long_is_stopped_and_not_run_again() -> None:
     play = running(two(retries=3), 0, 1)
     run = play.state.gangs[0].run
-    assert play(Ended(0, 1, 1, "overran")) == [Stop(0, (0,)), Set(0, "stop", 6.0)]
+    assert play(Ended(0, 1, 1, "overran")) == [Stop(0, (0,)), Set(0, "stop", 5.0 + STOPPING)]
     assert play(Ended(0, 1, 0, "overran"))[1] == Finish(0, Verdict("timeout", run, others=(0, 1)))
 
 
@@ -359,7 +368,7 @@ def test_a_gang_without_processes_that_is_cancelled_finishes_at_once(asks: bool)
 def test_a_running_gang_that_is_cancelled_is_stopped_first() -> None:
     play = running(two(), 0, 1)
     run = play.state.gangs[0].run
-    assert play(Cancelled(0)) == [Stop(0, (0, 1)), Set(0, "stop", 6.0)]
+    assert play(Cancelled(0)) == [Stop(0, (0, 1)), Set(0, "stop", 5.0 + STOPPING)]
     assert play(Cancelled(0), Ended(0, 1, 0, "stopped")) == []
     assert play(Ended(0, 1, 1, "stopped"))[1] == Finish(0, Verdict("cancelled", run))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -15,8 +16,19 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.errors import CallTimeout, CapacityError, ConnectionLost, PoolClosed, RemoteError, UsageError, WorkerDied
+from skypool.calls.gangs import seconds_left
+from skypool.errors import (
+    CallTimeout,
+    CapacityError,
+    ConnectionLost,
+    NodeInterrupted,
+    PoolClosed,
+    RemoteError,
+    UsageError,
+    WorkerDied,
+)
 from skypool.testing import FakeCloud
+from skypool.wire.error_text import notes_of
 from tests.conftest import eventually
 from tests.test_bad_luck import agent_of
 from tests.watched import Watched
@@ -357,6 +369,45 @@ def test_a_lost_node_without_retries_is_told_with_its_first_rank(tmp_path: Path)
         assert (caught.value.rank, caught.value.node) == (2, 1)
         assert [type(each) for each in caught.value.others] == [ConnectionLost]
         eventually(lambda: gone(tmp_path))
+
+
+@pytest.mark.parametrize("said", ["soon", None, [1.0], math.nan, -1.0, -math.inf, 0])
+def test_seconds_of_a_node_that_are_none_count_as_0(said: Any) -> None:
+    error = NodeInterrupted("gone", 0)
+    error.left = said
+    assert seconds_left(error) == 0.0
+    assert seconds_left(ValueError()) == 0.0
+
+
+@pytest.mark.parametrize(("said", "seconds"), [(30, 30.0), (1e12, 600.0), (10**400, 600.0), (math.inf, 600.0)])
+def test_the_seconds_of_a_notice_are_bounded(said: float, seconds: float) -> None:
+    error = NodeInterrupted("gone", 0)
+    error.left = said
+    assert seconds_left(error) == seconds
+
+
+def test_only_texts_are_notes() -> None:
+    error = ValueError()
+    for notes, found in ((["a", 1, None, "b"], ["a", "b"]), ("text", []), (3, []), (None, [])):
+        vars(error)["__notes__"] = notes
+        assert notes_of(error) == found
+
+
+@pytest.mark.slow
+def test_a_gang_runs_again_whatever_its_node_says_of_the_time_that_is_left(
+    pool: sky.ComputePool, tmp_path: Path
+) -> None:
+    @sky.compute(procs=2, grace=GRACE)
+    def interrupted() -> int:
+        run = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        if os.environ["RANK"] == "1" and run < 2:
+            error = NodeInterrupted("told to end", 0)
+            error.left = ("soon", 1e12)[run]  # type: ignore[assignment]
+            raise error
+        time.sleep(0.5)
+        return run
+
+    assert (interrupted() > pool).result(timeout=60) == 2
 
 
 class Refuses(Exception):

@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from skypool.agent import mover_watch
 from skypool.agent.mover_watch import MoverWatch
 from skypool.agent.shared_page import SharedPage
 from skypool.wire.save_orders import SOCKET, Order
@@ -37,6 +39,7 @@ class Watched:
     page: SharedPage = field(default_factory=lambda: SharedPage(1))
     told: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     read: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
+    write: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     watch: MoverWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,14 +50,16 @@ class Watched:
 
     def _watch(self, number: int, events: int, call: Callable[[], None]) -> None:
         self.read.pop(number, None)
+        self.write.pop(number, None)
         if events:
-            self.read[number] = call
+            (self.read if events == select.EPOLLIN else self.write)[number] = call
 
     def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool] = lambda grace: False) -> None:
         self.watch.order(said, stop_calls)
 
     def save(self, folder: str = "out") -> None:
-        made = Order(folder, str(self.place / folder), f"file://{self.place}/bucket", journal="j", parts=ROOT)
+        bucket = "bucket" if folder == "out" else f"{folder}-bucket"
+        made = Order(folder, str(self.place / folder), f"file://{self.place}/{bucket}", journal=folder, parts=ROOT)
         self.order(made.to_json())
 
     def fill(self, folder: str = "data") -> None:
@@ -70,8 +75,9 @@ class Watched:
 
     def turn(self) -> None:
         self.watch.tick(self.now, is_idle=True)
-        for number in select.select([*self.read], [], [], 0.05)[0]:
-            if call := self.read.get(number):
+        readable, writable, _ = select.select([*self.read], [*self.write], [], 0.05)
+        for number in [*readable, *writable]:
+            if call := self.read.get(number, self.write.get(number)):
                 call()
 
     def flush(self) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", [ROOT, *sys.path])
-    for each in ("out", "bucket", "data-bucket"):
+    for each in ("out", "bucket", "data-bucket", "more", "more-bucket"):
         (tmp_path / each).mkdir()
     made = Watched(tmp_path)
     yield made
@@ -133,7 +139,8 @@ def test_a_mover_that_waits_for_its_start_begins_at_once_when_the_folder_ends(wa
     (watched.place / "out/new").write_text("12345")
     watched.save()
     watched.until(lambda: watched.told["out"]["phase"] == "saving")
-    for _ in range(7):  # the next one begins after 30 seconds
+    for pause in 0, 0, 1, 2, 4, 8, 16:  # each is over when its mover is killed; the next one begins after 30 seconds
+        watched.now += pause
         watched.kill()
         assert watched.page.mover == watched.watch.pid != 0
     assert not (watched.place / "bucket/new").exists()
@@ -174,3 +181,125 @@ def test_what_calls_write_is_known_to_the_next_mover_if_the_first_is_killed_befo
     assert {each.name: each.read_text() for each in (watched.place / "bucket").iterdir() if each.is_file()} == {
         "known": "whole", "known.snapshot": "ha", "late": "whole", "late.snapshot": "ha"
     }  # fmt: skip
+
+
+def test_an_end_that_comes_while_a_mover_waits_stops_calls_only_when_it_knows_what_they_write(watched: Watched) -> None:
+    watched.save()
+    watched.until(lambda: watched.told["out"]["phase"] == "saving")
+    (watched.place / "out/known").write_text("whole")
+    watched.flush()
+    for _ in range(3):  # the next one begins after a pause
+        watched.kill()
+    with (watched.place / "out/known").open("w") as known:
+        known.write("ha")
+        known.flush()
+        stopped: list[str] = []
+
+        def stop_calls(grace: float) -> bool:
+            stopped.append(watched.told["out"]["phase"])
+            time.sleep(2.0)  # a mover that knew of the end would have ended
+            (watched.place / "out/last").write_text("written by a call that is told to stop")
+            known.close()
+            return False
+
+        watched.order({"do": "end", "id": "out", "seconds": 60.0, "calm": True, "stops": True}, stop_calls)
+        watched.until(lambda: stopped, 20)
+    assert stopped == ["saving"]
+    watched.until(lambda: watched.told["out"]["phase"] == "ended")
+    assert (watched.place / "bucket/last").exists()
+    assert (watched.place / "bucket/known").read_text() == "whole"
+    assert (watched.place / "bucket/known.snapshot").read_text() == "ha"
+
+
+def test_a_call_that_is_stopped_while_a_mover_waits_has_it_begin_and_look(watched: Watched) -> None:
+    watched.save()
+    watched.until(lambda: watched.told["out"]["phase"] == "saving")
+    for _ in range(3):
+        watched.kill()
+    waiting = watched.watch.pid
+    number = watched.watch.look([os.getpid()])
+    assert watched.watch.pid not in (0, waiting)
+    watched.until(lambda: watched.watch.has_looked(number), 20)
+    assert number in watched.told["out"]["looked"]
+
+
+def test_a_mover_that_ends_before_its_pause_is_over_is_started_again_only_after_that(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = watched.place / "broken/skypool"
+    broken.mkdir(parents=True)
+    starts = watched.place / "starts"
+    starts.touch()
+    (broken / "__init__.py").write_text(f"print('one', file=open({str(starts)!r}, 'a'), flush=True)\n1 / 0\n")
+    monkeypatch.setattr(sys, "path", [str(broken.parent), *sys.path])
+    watched.save()
+    # the second one has no pause, and the third one would have begun its work after a second
+    watched.until(lambda: len(starts.read_text().split()) >= 3 and not watched.watch.pid, 20)
+    for _ in range(20):
+        watched.turn()
+        assert (watched.watch.pid, len(starts.read_text().split())) == (0, 3)
+    watched.now += 2.0
+    watched.until(lambda: len(starts.read_text().split()) == 4, 20)
+    watched.until(lambda: not watched.watch.pid)
+    watched.order({"do": "end", "id": "out", "seconds": 60.0, "calm": True, "stops": False})
+    assert watched.watch.pid, "it has no time for a pause any more"
+
+
+def test_orders_wait_outside_a_pipe_that_is_full(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover_watch, "_PIPE", 4096)
+    watched.save()
+    watched.until(lambda: watched.told["out"]["phase"] == "saving")
+    os.kill(watched.watch.pid, signal.SIGSTOP)
+    alarm = threading.Timer(20, os.kill, (watched.watch.pid, signal.SIGCONT))
+    alarm.start()
+    for number in range(1, 101):
+        watched.order(Order("out", "", "").new_values(("secret" * 100,), number))
+    assert alarm.is_alive(), "the agent has waited for the mover"
+    alarm.cancel()
+    os.kill(watched.watch.pid, signal.SIGCONT)
+    watched.until(lambda: watched.told["out"]["credentials"] == 100, 20)
+
+
+def test_a_mover_that_waits_with_a_full_pipe_gives_way_to_one_that_begins_when_the_agent_ends(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover_watch, "_PIPE", 4096)
+    watched.save()
+    watched.until(lambda: watched.told["out"]["phase"] == "saving")
+    for _ in range(3):
+        watched.kill()
+    for number in range(1, 21):
+        watched.order(Order("out", "", "").new_values(("secret" * 100,), number))
+    waiting = watched.watch.pid
+    watched.watch.end()
+    assert watched.page.mover == watched.watch.pid != waiting
+    watched.until(lambda: watched.told["out"]["credentials"] == 20, 20)
+
+
+def test_a_mover_that_has_just_died_is_replaced_when_the_agent_ends(watched: Watched) -> None:
+    watched.save()
+    watched.until(lambda: watched.told["out"]["phase"] == "saving")
+    dead = watched.watch.pid
+    os.kill(dead, signal.SIGKILL)
+    os.waitid(os.P_PID, dead, os.WEXITED | os.WNOWAIT)
+    watched.watch.end()
+    assert watched.page.mover == watched.watch.pid != dead
+    watched.until(lambda: watched.told["out"]["phase"] == "saving" and not watched.told["out"]["trouble"])
+
+
+def test_a_look_does_not_wait_for_folders_that_have_ended(watched: Watched) -> None:
+    watched.save()
+    watched.save("more")
+    watched.until(lambda: {each["phase"] for each in watched.told.values()} == {"saving"})
+    watched.order({"do": "end", "id": "more", "seconds": 60.0, "calm": True, "stops": False})
+    watched.until(lambda: watched.told["more"]["phase"] == "ended")
+    watched.kill()
+    number = watched.watch.look()
+    watched.until(lambda: watched.watch.has_looked(number), 20)
+
+
+def test_all_of_many_looks_at_the_same_time_are_told(watched: Watched) -> None:
+    watched.save()
+    watched.until(lambda: watched.told["out"]["phase"] == "saving")
+    numbers = [watched.watch.look([os.getpid()]) for _ in range(200)]
+    watched.until(lambda: all(map(watched.watch.has_looked, numbers)), 20)

@@ -142,6 +142,8 @@ def test_write_checks_a_bucket_as_machines_would_use_it(prove: Run, cloud: FakeC
         (["--bucket", "file:///x"], "--bucket writes an object, which level read does not"),
         (["--level", "write", "--bucket-keys", "A,B"], "are about a bucket; name it with --bucket URL"),
         (["--level", "write", "--bucket", "s3a://x"], "did you mean s3://"),
+        (["--bill", "proof.json", "--level", "write", "--bucket", "file:///x"], "so leave out --bucket"),
+        (["--bill", "proof.json", "--report", "new.md", "--record", "all"], "so leave out --report, --record"),
     ],
 )
 def test_a_bucket_that_cannot_be_checked_is_refused(prove: Run, words: list[str], why: str) -> None:

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from skypool.errors import UsageError
+from skypool.errors import ProtocolError, UsageError
 from skypool.runs import environment, node_folders, secret_values
 from skypool.runs.output_files import END, END_FILE, HEAD, KEPT, OutputFiles
 from skypool.runs.output_spool import OutputSpool
+from skypool.runs.program_run import status_in
 from skypool.runs.target import Target
 from skypool.testing import FakeCloud
 from tests.bill import bill
@@ -57,6 +58,13 @@ def run(*words: str, input: bytes | None = None) -> tuple[int, bytes, str]:
 
 
 # --- what is run ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", ["1", None, 1.0, True, [0], 256, -65])
+def test_a_status_that_a_node_cannot_mean_is_refused(said: object) -> None:
+    with pytest.raises(ProtocolError, match="makes no sense"):
+        status_in(said)
+    assert [status_in(each) for each in (0, 255, -9)] == [0, 255, -9]
 
 
 def test_a_script_runs_where_it_lies_with_its_arguments(project: Path) -> None:

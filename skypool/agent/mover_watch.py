@@ -10,21 +10,27 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skypool.agent.processes import CLEAN
 from skypool.agent.shared_page import SharedPage
-from skypool.wire.save_orders import seconds_needed
+from skypool.wire.save_orders import TO_LOOK, seconds_needed
 
 _SILENT = 20.0
 """Seconds without an account after which the mover counts as hung, and is killed."""
 _STOP = 5.0
 """Seconds in which calls have ended that are stopped, so that what they have written can be saved."""
-_LOOK = 2.0
-"""Seconds in which the mover has looked which files are being written, before calls are stopped."""
+_LOOK = TO_LOOK
+"""Seconds in which the mover has looked which files are being written, before calls are stopped or killed."""
 _PAUSE = 1.0, 30.0
-"""The second and the longest pause in seconds before a mover that has ended is started again; the first one is 0."""
+"""The second and the longest pause in seconds before a mover that has ended is started again; the first one is 0.
+
+While somebody waits for the mover, no pause is longer than the second one.
+"""
+_TO_READ = 2.0
+"""Seconds in which the mover has read its orders when the agent ends."""
 _LIVES = 60.0
 """Seconds after which a mover that ends is started again at once."""
 _LINE = 1 << 20
@@ -50,14 +56,14 @@ _PROGRAM = (
     "wait_for_writer(float(sys.argv[1])); from skypool.data.mover import start; start(3)"
 )
 _PIPE = 1 << 20
-"""The bytes of orders that wait while a mover that was started does not read yet."""
+"""The bytes of orders that the pipe of a mover has room for, if this user may have such a pipe."""
 
 
 class MoverWatch:
     """Starts the mover when there is something to save, watches it, and starts it again if it ends.
 
     The next mover is a process at once, with all orders. It begins its work after a pause, or when the agent ends, even
-    if that is killed.
+    if that is killed. Only if this process ends before it begins, the one after it is started after the pause.
 
     Args:
         watch: has the agent's loop call a function when there is something to read.
@@ -80,6 +86,7 @@ class MoverWatch:
         self._held: dict[str, float] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._child: subprocess.Popen[bytes] | None = None
+        self._unsent = bytearray()  # orders for which the pipe has no room yet
         self._said = b""
         self._error = ""
         self._heard = self._now = self._started = 0.0
@@ -102,10 +109,8 @@ class MoverWatch:
         id_ = said["id"]
         if said["do"] == "end":
             if id_ in self._orders and id_ not in self._ends:
+                self._hasten()  # before the end is known, as the next mover would be sent it at once
                 self._ends[id_] = dict(said)
-                if self._child is not None and self._now < self._started:  # it has no time for a pause any more
-                    self._drop()
-                    self._start()
                 if not said.get("stops"):
                     self._send(said)
                 else:
@@ -131,8 +136,11 @@ class MoverWatch:
         self.tell_again()
 
     def _saved(self) -> list[str]:
-        """Return the ids of the folders that are saved, without those that are only filled."""
-        return [id_ for id_, order in self._orders.items() if order["do"] == "save"]
+        """Return the ids of the folders that are saved, and neither only filled nor at their end."""
+        return [id_ for id_, order in self._orders.items() if order["do"] == "save" and not self._has_ended(id_)]
+
+    def _has_ended(self, id_: str) -> bool:
+        return self._told.get(id_, {}).get("phase") == "ended"
 
     def look(self, pids: Sequence[int] | None = None) -> int:
         """Have the mover note which files are being written by processes that are stopped next. Return a number.
@@ -145,6 +153,7 @@ class MoverWatch:
         """
         if not self._saved():
             return 0
+        self._hasten()
         self._look += 1
         self._looks[self._look] = self._now + _LOOK, {"do": "look", "number": self._look, "pids": pids}
         self._send_look(self._look)
@@ -156,9 +165,8 @@ class MoverWatch:
 
     def has_looked(self, number: int) -> bool:
         """Return True if the mover has done a look, or would take too long."""
-        if number not in self._looks or self._child is None:
-            return True
-        return all(number in self._told.get(id_, {}).get("looked", ()) for id_ in self._saved())
+        told = (self._told.get(id_, {}) for id_ in self._saved())
+        return number not in self._looks or all(number in each.get("looked", ()) for each in told)
 
     def _stop_calls(self) -> None:
         """Stop the calls, when the mover knows what they are writing. Then have saved what is left."""
@@ -227,7 +235,31 @@ class MoverWatch:
 
     def end(self) -> None:
         """Let the mover save what is left, as the agent ends. If it could not be started, try that once more."""
-        if self._child is None and any(self._told.get(id_, {}).get("phase") != "ended" for id_ in self._saved()):
+        if not self._saved():
+            return
+        if self._child is not None and (self._child.poll() is not None or not self._has_sent_all()):
+            self._drop()
+        if self._child is None:
+            self._start()
+            self._has_sent_all()
+
+    def _has_sent_all(self) -> bool:
+        """Send what is left of the orders. Return False if the mover does not read them in time, or waits."""
+        seconds = _TO_READ if self._now >= self._started else 0.0
+        until = time.monotonic() + seconds
+        while self._unsent and self._child is not None and self._child.stdin is not None and seconds > 0:
+            poll = select.poll()
+            poll.register(self._child.stdin, select.POLLOUT)
+            poll.poll(1000 * seconds)
+            self._write()
+            seconds = until - time.monotonic()
+        return not self._unsent
+
+    def _hasten(self) -> None:
+        """Have the next mover begin its work if it waits for the end of a pause, as somebody waits for it now."""
+        if self._child is None or self._now < self._started:
+            if self._child is not None:
+                self._drop()
             self._start()
 
     def _start(self, pause: float = 0.0) -> None:
@@ -238,10 +270,11 @@ class MoverWatch:
         env = {name: value for name, value in os.environ.items() if name in _KEPT or name.lower() in _PROXIES}
         self._heard = self._started = self._now + pause
         self._said, self._error = b"", ""
+        self._unsent.clear()
         # when the agent has ended, the keeper sends SIGTERM, which must not end a mover that is only starting
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
-            self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+            self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, bufsize=0)
         except OSError as e:
             self._start_at = self._now + self._fail(f"the mover cannot be started: {e}")
             return
@@ -251,13 +284,14 @@ class MoverWatch:
         assert self._child.stdout is not None
         with contextlib.suppress(OSError):  # this user has too many pipes; a smaller one is enough for a few folders
             fcntl.fcntl(self._child.stdin, fcntl.F_SETPIPE_SZ, _PIPE)
-        os.set_blocking(self._child.stdout.fileno(), False)
+        for each in (self._child.stdin, self._child.stdout):
+            os.set_blocking(each.fileno(), False)
         self._watch(self._child.stdout.fileno(), select.EPOLLIN, self._read)
         self._note()
         for id_, order in self._orders.items():
-            before = self._told.get(id_, {})
-            if before.get("phase") == "ended":
+            if self._has_ended(id_):
                 continue
+            before = self._told.get(id_, {})
             is_back = before.get("phase") in ("saving", "ending", "there")
             self._send({**order, "restores": order["restores"] and not is_back, "before": before})
             if id_ in self._ends and id_ not in self._held and id_ not in self._looking:
@@ -266,14 +300,24 @@ class MoverWatch:
             self._send_look(number)
 
     def _send(self, said: Mapping[str, Any]) -> None:
-        """Send an order to the mover if it runs. It is small, and the pipe has room for those that wait."""
-        if self._child is None or self._child.stdin is None:
-            return
+        """Send an order to the mover if it runs. What its pipe has no room for is sent later."""
+        if self._child is not None:
+            self._unsent += json.dumps(said).encode() + b"\n"
+            self._write()
+
+    def _write(self) -> None:
+        assert self._child is not None
+        assert self._child.stdin is not None
+        pipe = self._child.stdin.fileno()
         try:
-            self._child.stdin.write(json.dumps(said).encode() + b"\n")
-            self._child.stdin.flush()
-        except OSError:  # it has ended, and the next one gets all orders
+            while self._unsent:
+                del self._unsent[: os.write(pipe, self._unsent)]
+        except BlockingIOError:
+            self._watch(pipe, select.EPOLLOUT, self._write)
             return
+        except OSError:  # it has ended, and the next one gets all orders
+            self._unsent.clear()
+        self._watch(pipe, 0, lambda: None)
 
     def _read(self) -> None:
         assert self._child is not None
@@ -313,29 +357,30 @@ class MoverWatch:
 
     def _give_up(self, why: str) -> None:
         """Kill the mover, if it has not ended, and start the next one."""
+        has_begun = self._now >= self._started
         self._drop()
         pause = self._fail(why)
-        if self._orders:
+        if has_begun and self._orders:
             self._start(pause)
+        else:
+            self._start_at = self._now + pause
 
     def _drop(self) -> None:
         child = self._child
         assert child is not None
         assert child.stdin is not None
         assert child.stdout is not None
-        self._watch(child.stdout.fileno(), 0, lambda: None)
         child.kill()  # its end is not awaited, as a disk may hold it up
         for each in (child.stdin, child.stdout):
-            try:
-                each.close()
-            except OSError:  # what was written to it is lost with it
-                continue
+            self._watch(each.fileno(), 0, lambda: None)
+            each.close()
         self._child = None
 
     def _fail(self, why: str) -> float:
         """Tell why the mover has ended. Return the seconds until the next one begins."""
         print(why, file=sys.stderr, flush=True)
-        pause = self._pause
+        is_awaited = bool(self._looks) or any(not self._has_ended(id_) for id_ in self._ends)
+        pause = min(self._pause, _PAUSE[0]) if is_awaited else self._pause
         self._pause = min(2 * self._pause or _PAUSE[0], _PAUSE[1])
         for id_, order in self._orders.items():
             self._told[id_] = {**self._told.get(id_, _untold(order)), "trouble": why}

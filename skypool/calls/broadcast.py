@@ -15,6 +15,7 @@ from skypool.calls.futures import CallFuture, Items, JoinedFuture, Returned, as_
 from skypool.calls.options import Options
 from skypool.errors import ConnectionLost, WorkerDied
 from skypool.wire.error_text import annotate, text_of
+from skypool.wire.save_orders import TO_LOOK
 
 T = TypeVar("T")
 
@@ -24,8 +25,11 @@ _SETTLING = 0.5
 When a process is killed, its peers often report a broken connection some 10 to 50 ms before its death is known here.
 """
 
-_STOPPING = 1.0
-"""If a stopped part still runs this many seconds after its `grace` is over, the call's error is raised anyway."""
+_STOPPING = 1.0 + 2 * TO_LOOK
+"""If a stopped part still runs this many seconds after its `grace` is over, the call's error is raised anyway.
+
+A node that saves folders looks which files a part writes before it asks it to stop, and again before it kills it.
+"""
 
 
 class FirstFailure:

@@ -179,7 +179,7 @@ class CallProgress:
         error = failure.error
         id_ = pending.id  # a call that runs again gets a new id
         is_taken = node_queue.leaving and not node_queue.retired
-        if is_taken and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
+        if is_taken and isinstance(error, WorkerDied) and getattr(error, "signal", None) in _SHUTDOWN:
             taken = taken_back(node_queue.node, error)  # its machine shuts down, so no retry is used up
             self._on_lost(pending, taken, text_of_error(taken))
         elif pending.retries > 0 and failure.is_retried:

@@ -70,7 +70,7 @@ from skypool.gangs.states import (
     Unset,
     Verdict,
 )
-from skypool.wire.error_text import annotate
+from skypool.wire.error_text import annotate, notes_of, text_of
 from skypool.wire.exceptions import STOPPED_IN
 from skypool.wire.frames import Buffer
 
@@ -88,6 +88,8 @@ _TAIL_LINES = 10
 """The number of lines of a rank's output that an error shows."""
 _ASK_AGAIN = 1.0
 """Seconds until a node that did not answer the empty call may be asked again."""
+_LONGEST_NOTICE = 600.0
+"""The most seconds for which a machine goes on after a notice, whatever its node says."""
 _PROBE_TIMEOUT = 60.0
 """The longest time in seconds that a node may take for the empty call before a run."""
 
@@ -593,8 +595,7 @@ class GangRunner:
             call.ends[rank] = end
             call.texts[rank] = text
             has_timeout = options.timeout is not None
-            left = end.left if isinstance(end, NodeInterrupted) else 0.0
-            self._apply(Ended(gang, attempt, rank, _how(end, pending.stopped, has_timeout), again, left))
+            self._apply(Ended(gang, attempt, rank, _how(end, pending.stopped, has_timeout), again, seconds_left(end)))
 
     def _set_timer(self, gang: int, timer: Timer, seconds: float) -> None:
         call = self._calls[gang]
@@ -691,7 +692,7 @@ class GangRunner:
         error.stacks = {rank: _stack_of(call.ends.get(rank)) for rank in verdict.others}
         error.add_note(_told_together(error.stacks))
         for rank in verdict.others:
-            for note in getattr(call.ends.get(rank), "__notes__", ()):
+            for note in notes_of(call.ends.get(rank)):
                 if not note.startswith(STOPPED_IN):
                     error.add_note(note if len(run.places) == 1 else f"rank {rank}: {note}")
         return error
@@ -705,7 +706,7 @@ class GangRunner:
         name = call.code.name
         end = call.ends.get(verdict.rank)
         if isinstance(end, NodeInterrupted):  # an error of its own, which gets its own note
-            end = NodeInterrupted(str(end), end.node)
+            end = NodeInterrupted(text_of(end), place.node)
         elif not isinstance(end, BaseException):
             end = ConnectionLost(f"{name} was lost with node {place.node}", place.node)
         others = [each for rank in verdict.others if isinstance(each := call.ends.get(rank), BaseException)]
@@ -776,10 +777,20 @@ def _how(end: BaseException | Returned, stopped: bool, has_timeout: bool) -> How
     return "died" if isinstance(end, WorkerDied) else "raised"
 
 
+def seconds_left(end: object) -> float:
+    """Return the seconds for which the machine of a rank goes on that has ended as it was told to; otherwise 0.
+
+    The node has sent them, so that they may be anything. More than `_LONGEST_NOTICE` (600) count as so many.
+    """
+    said: object = getattr(end, "left", 0.0) if isinstance(end, NodeInterrupted) else 0.0
+    if not isinstance(said, (int, float)) or not said > 0:  # NaN is not, either
+        return 0.0
+    return float(min(said, _LONGEST_NOTICE))
+
+
 def _stack_of(end: BaseException | Returned | None) -> str:
     """Return the stack of a process when it was stopped, the innermost call first; "" if it is not known."""
-    notes = getattr(end, "__notes__", ())
-    return next((note.removeprefix(STOPPED_IN) for note in notes if note.startswith(STOPPED_IN)), "")
+    return next((note.removeprefix(STOPPED_IN) for note in notes_of(end) if note.startswith(STOPPED_IN)), "")
 
 
 def _told_together(stacks: Mapping[int, str]) -> str:

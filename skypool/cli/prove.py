@@ -88,6 +88,15 @@ def prove(
     """
     asked = one_of("level", level, LEVELS)
     number("max_usd", max_usd, "what all machines may cost", above=0)
+    if bill is not None:
+        without: dict[str, object] = {
+            "--bucket": bucket,
+            "--bucket-endpoint": bucket_endpoint,
+            "--bucket-region": bucket_region,
+        }
+        without |= {"--bucket-keys": bucket_keys, "--bucket-role": bucket_role, "--report": report, "--record": record}
+        if unused := [name for name, value in without.items() if value]:
+            raise UsageError(f"--bill only compares the bill of an earlier report, so leave out {', '.join(unused)}")
     place = _bucket(bucket, bucket_endpoint, bucket_region, bucket_keys, bucket_role)
     if place is not None and asked == "read":
         raise UsageError("--bucket writes an object, which level read does not: pass --level write, too")

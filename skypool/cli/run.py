@@ -19,6 +19,7 @@ from skypool.errors import SkypoolError, UsageError
 from skypool.runs.save_places import Place, named
 from skypool.runs.target import Target
 from skypool.runs.whole_run import FAILED, Asked, WholeRun
+from skypool.wire.error_text import notes_of
 
 _WRONG = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
 """The error of wrong options: click's UsageError. typer may have a click of its own."""
@@ -208,7 +209,7 @@ def run(
             status = 0
     except (SkypoolError, OSError) as e:
         status = FAILED
-        tell.error("\n".join([str(e), *getattr(e, "__notes__", ())]))
+        tell.error("\n".join([str(e), *notes_of(e)]))
     except CancelledError:  # before its machines end as planned
         status = FAILED
     except KeyboardInterrupt:

@@ -47,7 +47,7 @@ class Fetcher:
         folder: the folder.
         executor: its threads make the requests.
         note: called with each file that is there: its path, its state, and its object in the version that came.
-        attempt: makes a request, perhaps again and again.
+        attempt: makes a request, perhaps again and again. It gets no errors of the disk.
         came: called with the number of bytes that have come, by one thread at a time. It is below 0 for bytes that are
             fetched again.
         checksums: compares what comes with the store's checksums. Default None: sizes are compared.
@@ -142,10 +142,11 @@ class Fetcher:
         expected = self._expected(version, size)
         sum_ = sum_of_file(file, expected) if expected else None
         come: dict[int, int] = {}  # the bytes of each part, by its place in the file
+        refused: list[OSError] = []  # by the disk: another attempt would not help
 
         def read(part: int, end: int) -> None:
             """Write what is missing of a part. If that breaks off, the next attempt goes on where it was."""
-            while (at := part + come[part]) < end:
+            while (at := part + come[part]) < end and not refused:
                 options: GetOptions = {"range": (at, end)}
                 if version is not None:
                     options["if_match"] = version
@@ -159,9 +160,10 @@ class Fetcher:
                 except BaseError:
                     if place == at:
                         raise
-                except OSError:  # of the disk
+                except OSError as e:  # of the disk
                     self._came(at - place)
-                    raise
+                    refused.append(e)
+                    return
                 if not at < place <= end:
                     self._came(at - place)
                     raise OSError(f"{wanted.name} has {place - at} bytes from {at} on, not {end - at}")
@@ -170,6 +172,8 @@ class Fetcher:
         def fetch(part: int) -> None:
             come[part] = 0
             self.attempt(lambda: read(part, min(part + PART, size)))
+            if refused:
+                raise refused[0]
             if sum_ is not None:
                 sum_.add(part)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -26,6 +27,7 @@ from skypool.data.folder_saver import Object
 from skypool.data.local_files import OURS, State, aside_of, journal_lines, listed, nested
 from skypool.data.node_login import place_of
 from skypool.data.objects import exists
+from skypool.data.progress import Pause
 from skypool.data.restoring import in_the_way, move_aside
 from skypool.errors import UsageError
 
@@ -40,6 +42,8 @@ _PAUSES = 1.0, 15.0
 """The first and the longest pause in seconds after a request that has failed."""
 _LOOK = 0.5
 """Seconds between two attempts to have a folder that another mover fills."""
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""The errors of a disk that has no room for a file."""
 _TO_MAKE = 20.0
 """Seconds in which sudo makes a folder, or has failed."""
 _OF_DISKS = "lost+found"
@@ -116,6 +120,7 @@ class FilledFolder:
         self._said, self._journals, self._turns, self._former = said, journals, turns, former
         self._credentials: tuple[int, tuple[str, ...]] = said["credentials"], tuple(said["values"])
         self._stop = threading.Event()
+        self._news = threading.Event()  # is set at new credentials, or the end; another one follows the former
         self._use: IO[str] | None = None  # is locked while nobody else may change the folder
         self._thread = threading.Thread(target=self._work, name=f"data {self.id}", daemon=True)
         self._thread.start()
@@ -126,12 +131,16 @@ class FilledFolder:
         return self._stop.is_set()
 
     def renew(self, credentials: int, values: tuple[str, ...]) -> None:
-        """Use other values for the requests that follow."""
+        """Use other values for the requests that follow, and try again at once what has failed."""
         self._credentials = credentials, values
+        if not self.is_ending:
+            news, self._news = self._news, threading.Event()
+            news.set()
 
     def end(self, seconds: float, calm: bool = False, is_quiet: threading.Event | None = None) -> None:
         """Fetch no more. Data has nothing to save, so that it needs no time for that."""
         self._stop.set()
+        self._news.set()
 
     def join(self) -> None:
         """Wait for the end. Others may change the folder then."""
@@ -151,24 +160,22 @@ class FilledFolder:
             self._former.end(0.0)
             self._former.join()
             self._former = None
-        pause, longest = _PAUSES
-        while True:
+        pause = Pause(*_PAUSES)
+        while not self.is_ending:
+            news = self._news
             try:
                 self._fill()
                 self.trouble, self.phase = "", "there"
                 return
             except Stopped:
-                self.phase = "ended"
-                return
+                break
             except UsageError as e:
                 self.trouble, self.phase = str(e), "ended"
                 return
             except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows
                 self.trouble = store.trouble(e).words
-            if self._stop.wait(pause):
-                self.phase = "ended"
-                return
-            pause = min(longest, 2 * pause)
+            pause.wait(news)
+        self.phase = "ended"
 
     # --- one attempt -----------------------------------------------------------------------------------------
 
@@ -265,7 +272,15 @@ class FilledFolder:
             done.wanted = done.files + len(missing)
             done.wanted_bytes = done.bytes + sum(each.size for each in missing.values())
             fetcher = Fetcher(opened, folder, executor, journal.note, self._attempt, came, self._checksums, _FILES)
-            fetcher.fetch(missing, arrived)
+            try:
+                fetcher.fetch(missing, arrived)
+            except OSError as e:
+                if e.errno not in _FULL:
+                    raise
+                raise UsageError(
+                    f"{folder} there has no room for all of the data: {e.strerror}; ask for a larger disk with disk=, "
+                    "or use a folder on another disk"
+                ) from e
         self._check(folder, objects, journal)
         journal.end()
         _permit(folder, objects, _FOLDERS)
@@ -274,8 +289,9 @@ class FilledFolder:
         """Make a request again and again, until it has an answer. Raises for an object that has changed."""
         from obstore.exceptions import PreconditionError
 
-        pause, longest = _PAUSES
-        while not self._stop.is_set():
+        pause = Pause(*_PAUSES)
+        while not self.is_ending:
+            news = self._news
             try:
                 with self._turns:
                     found = request()
@@ -283,8 +299,7 @@ class FilledFolder:
                 raise
             except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows
                 self.trouble = store.trouble(e).words
-                self._stop.wait(pause)
-                pause = min(longest, 2 * pause)
+                pause.wait(news)
             else:
                 self.trouble = ""
                 return found

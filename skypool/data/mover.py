@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
@@ -28,6 +29,7 @@ from skypool.data.filled_folder import FETCHES, FilledFolder
 from skypool.data.folder_saver import Account, FolderSaver
 from skypool.data.local_files import listed, written
 from skypool.data.node_login import place_of
+from skypool.data.progress import Pause
 from skypool.data.restoring import Restored, restore
 from skypool.errors import SkypoolError, UsageError
 from skypool.safety import peers, private
@@ -61,8 +63,8 @@ _RENEWALS = {
 """What to do about credentials that have expired, by the way to log in."""
 _PAUSES = 1.0, 30.0
 """The first and the longest pause in seconds after an attempt to bring a folder back."""
-_LOOKS = 64
-"""The most looks that are told as done."""
+_LOOKS = 30.0
+"""Seconds for which a look is told as done. The agent waits less for it."""
 _LONGEST = 1 << 16
 """The most bytes of a request at the socket."""
 _IOPRIO = {"x86_64": 251, "aarch64": 30}
@@ -121,7 +123,7 @@ class Folder:
         self._nodes: int = said["nodes"]
         self._shared: int = said["nodes"]  # for so many nodes all files that are sent have owners
         self._sharing = threading.Lock()
-        self._looked_for: list[int] = []
+        self._looked_for: dict[int, float] = {}  # until when the number of each look is told
         self._news = news or threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
         self._thread.start()
@@ -183,7 +185,7 @@ class Folder:
             saver.halves.note(written(saver.folder, [path for path, each in files if saver.saved_state(path) != each]))
         elif saver is not None and pids is not None:
             found = saver.halves.find(saver.folder, pids)
-        self._looked_for = [*self._looked_for[-_LOOKS:], number]
+        self._looked_for[number] = time.monotonic() + _LOOKS
         self._news.set()
         if saver is not None and pids is not None:
             saver.halves.follow(saver.folder, pids, found)
@@ -208,7 +210,9 @@ class Folder:
             account["oldest"] = round(max(saver.waiting.oldest, more.waiting.oldest))
             account["rate"] = round(saver.rate.per_second) or self._former_rate
         said |= {"place": self._said["node"], "nodes": self._shared, "phase": self.phase, "whole": self.whole}
-        said |= {"looked": self._looked_for, "credentials": self._credentials[0]}
+        now = time.monotonic()
+        looked = [number for number, until in self._looked_for.copy().items() if now < until]
+        said |= {"looked": looked, "credentials": self._credentials[0]}
         return {**account, **said, "trouble": trouble, "back": restored}
 
     def _advised(self, trouble: str) -> str:
@@ -313,7 +317,7 @@ class Folder:
         """
         assert self._saver is not None
         assert self._checkpoints is not None
-        pause, longest = _PAUSES
+        pause = Pause(*_PAUSES)
         while self._until is None or (not self._said["restores"] and time.monotonic() < self._until):
             try:
                 if self._said["restores"]:
@@ -327,12 +331,8 @@ class Folder:
                 return False
             except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows
                 self.trouble = store.trouble(e).words
-            if self._until is None:
-                self._wake.wait(pause)
-                self._rest()
-            else:
-                time.sleep(max(0.0, min(pause, self._until - time.monotonic())))
-            pause = min(longest, 2 * pause)
+            pause.wait(self._wake, math.inf if self._until is None else self._until - time.monotonic())
+            self._wake.clear()
         return False
 
     def _turn(self, last: bool = False, calm: bool = False) -> bool:
@@ -355,7 +355,7 @@ class Folder:
             with self._turns:
                 self._turn()
             self._wake.wait(max(_EVERY, _SHARE * min(1.0, self._looked)))
-            self._rest()
+            self._wake.clear()
         self.phase, began = "ending", time.monotonic()
         while True:
             is_quiet = self._is_quiet.is_set() or time.monotonic() - began > _TO_BE_KILLED
@@ -365,11 +365,6 @@ class Folder:
             if (self.whole and is_quiet) or left <= 0:
                 return
             time.sleep(min(_EVERY, left))
-
-    def _rest(self) -> None:
-        """Forget that the thread was woken up, unless for the end."""
-        if self._until is None:
-            self._wake.clear()
 
 
 class Mover:
@@ -390,7 +385,8 @@ class Mover:
         threading.Thread(target=self._tell, name="tell", daemon=True).start()
         self._listen()
         for line in sys.stdin.buffer:
-            self._obey(json.loads(line))
+            if line.endswith(b"\n"):  # else the agent has ended while it wrote
+                self._obey(json.loads(line))
         self._look()
         for id_, each in self._folders.items():
             if not each.is_ending:

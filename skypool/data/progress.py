@@ -95,6 +95,12 @@ class Pause:
         self._until = self._clock() + self._next
         self._next = min(self._longest, 2 * self._next)
 
+    def wait(self, hope: threading.Event, longest: float = math.inf) -> None:
+        """Begin a pause, and wait until it is over, or for so many seconds. End it when the event is set."""
+        self.begin()
+        if hope.wait(max(0.0, min(longest, self._until - self._clock()))):
+            self.end()
+
     def end(self) -> None:
         """End the pause, as there is a reason to hope. After an attempt that fails now, the first pause begins."""
         self._next, self._until = self._first, -math.inf

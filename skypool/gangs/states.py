@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from skypool.wire.save_orders import TO_LOOK
+
 How = Literal["returned", "raised", "overran", "died", "lost", "interrupted", "stopped"]
 """How the process of a rank ended.
 
@@ -44,8 +46,12 @@ SHORTAGE = 5.0
 
 In this time a pool begins to replace a node, or to grow because calls wait.
 """
-STOPPING = 1.0
-"""Seconds that stopped processes may take in addition to the gang's `grace`."""
+STOPPING = 3.0 + 2 * TO_LOOK
+"""The most seconds that stopped processes take in addition to the gang's `grace`.
+
+Before a node asks them to stop, it has their stacks written, which takes 2 seconds at most. If it saves folders, it
+looks which files they write before it asks them, and again before it kills them. A second is for all else.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -346,7 +346,7 @@ class ProgramRun:
         except CommandFailed as e:
             if e.returncode is None:
                 raise
-            status = e.returncode
+            status = status_in(e.returncode)
         self.returncode = status
         return status if status >= 0 else 128 - status
 
@@ -492,7 +492,8 @@ class ProgramRun:
             patience = _AFTER
             rank = getattr(e, "rank", None)  # of a gang, the process that has failed first
             if rank is not None and len(self._ends) * (self.procs or 1) > 1 and e.returncode is not None:
-                self.note(f"rank {rank}: {str(e).splitlines()[0]}; the other processes were ended")
+                first, _, _ = str(e).partition("\n")
+                self.note(f"rank {rank}: {first}; the other processes were ended")
             raise
         except BaseException as e:
             self.is_interrupted = isinstance(e, (KeyboardInterrupt, SystemExit))
@@ -507,9 +508,7 @@ class ProgramRun:
                 self.is_hurried, self.is_interrupted = self.is_interrupted, True
                 raise
         statuses: list[Any] = value if self.is_gang else [value]
-        if not all(type(each) is int and -64 <= each <= 255 for each in statuses):
-            raise _nonsense(statuses)
-        return int(next((each for each in statuses if each), 0))
+        return next(filter(None, map(status_in, statuses)), 0)
 
     def _finish(self, patience: float) -> None:
         """Wait for the end of all output, and tell what is missing."""
@@ -545,6 +544,13 @@ def await_end(future: Future[Any]) -> None:
 
 def _nothing(script: str) -> None:
     """Return no connection that is open already."""
+
+
+def status_in(said: object) -> int:
+    """Return the exit status that a node has told, below 0 for a signal. Raises ProtocolError if it is none."""
+    if type(said) is not int or not -64 <= said <= 255:
+        raise _nonsense(said)
+    return said
 
 
 def _nonsense(said: object) -> ProtocolError:

@@ -33,6 +33,12 @@ def cut(text: str, most: int = 10_000) -> str:
     return text if len(text) <= most else f"{text[: most - 2]} …"
 
 
+def notes_of(error: object) -> list[str]:
+    """Return the notes of an exception that are texts. A node may have sent it with any others."""
+    notes = getattr(error, "__notes__", None)
+    return [each for each in notes if isinstance(each, str)] if isinstance(notes, (list, tuple)) else []
+
+
 def annotate(error: BaseException, note: str, attributes: Mapping[str, object], instead_of: str = "") -> None:
     """Add a note and attributes to an exception. If it has the note `instead_of`, that note is removed.
 

@@ -10,6 +10,8 @@ SOCKET = "mover.sock"
 """The socket in a node's folder at which its programs reach the mover."""
 LOOKED = "mover.looked"
 """The file in a node's folder that the mover makes when the agent has ended, and it knows which files are written."""
+TO_LOOK = 2.0
+"""Seconds in which the mover has looked which files are being written, before processes are stopped or killed."""
 SOCKET_VARIABLE = "SKYPOOL_MOVER"
 """The environment variable with the path of this socket."""
 PHASES = ("restoring", "saving", "ending", "ended", "fetching", "there")
