@@ -312,6 +312,50 @@ def test_what_a_call_was_writing_that_takes_too_long_replaces_no_former_file_bef
         assert kept(place) == {"model": "whole, too"}
 
 
+@sky.compute
+def write_half_and_return() -> None:
+    with Path("out/model").open("w") as file:
+        file.write("ha")
+        file.flush()
+        with suppress(BaseException):
+            time.sleep(600)
+
+
+@pytest.mark.slow
+def test_what_the_next_call_of_a_worker_writes_at_once_is_no_half_of_the_call_before(place: Path) -> None:
+    with pool(place) as made:
+        write({"model": "whole"}) >> made
+        flush() >> made
+        stopped = made.submit(write_half_and_return.with_options(timeout=1))
+        made.submit(write, {"model": "whole, too"}).result(60)
+        with pytest.raises(TimeoutError):
+            stopped.result(60)
+        flush() >> made
+        assert kept(place) == {"model": "whole, too"}
+
+
+@sky.compute
+def write_half_when_stopped() -> None:
+    try:
+        time.sleep(600)
+    finally:
+        with Path("out/model").open("w") as file:
+            file.write("ha")
+            file.flush()
+            time.sleep(600)
+
+
+@pytest.mark.slow
+def test_what_a_call_was_writing_that_is_killed_after_its_grace_replaces_no_former_file(place: Path) -> None:
+    with pool(place) as made:
+        write({"model": "whole"}) >> made
+        flush() >> made
+        with pytest.raises(TimeoutError):
+            write_half_when_stopped.with_options(timeout=1, grace=1)() >> made
+        flush() >> made
+        assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
+
+
 # --- processes that die --------------------------------------------------------------------------------------
 
 CLIENT = """
@@ -363,12 +407,23 @@ def test_what_a_call_was_writing_whose_client_is_killed_replaces_no_former_file(
     assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
 
 
+@sky.compute
+def write_half_and_talk() -> None:
+    with Path("out/model").open("w") as file:
+        file.write("ha")
+        file.flush()
+        while True:
+            print("still at it", flush=True)
+            time.sleep(0.01)
+
+
 @pytest.mark.slow
-def test_what_a_call_was_writing_whose_agent_is_killed_replaces_no_former_file(place: Path) -> None:
+@pytest.mark.parametrize("call", [write_half, write_half_and_talk], ids=["silent", "talking"])
+def test_what_a_call_was_writing_whose_agent_is_killed_replaces_no_former_file(place: Path, call: Any) -> None:
     with pytest.raises(sky.ConnectionLost), pool(place, name="half-killed") as made:
         write({"model": "whole"}) >> made
         flush() >> made
-        going = made.submit(write_half)
+        going = made.submit(call)
         eventually(lambda: Path("out/model").read_text() == "ha", 60, "the half file")
         for each in processes_in("half-killed", "skypool-agent"):
             os.kill(each, signal.SIGKILL)
