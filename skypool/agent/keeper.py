@@ -124,8 +124,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
     status = _watch(agent, page)
     print(f"the agent ended ({status}); ending the processes that it left", flush=True)
     if page.mover:
-        if page.drain:
-            _await_look(page)
+        _await_look(page)
         kill_descendants(spared=page.mover)
         with contextlib.suppress(ProcessLookupError):
             os.kill(page.mover, signal.SIGTERM)  # nobody writes any more
@@ -137,8 +136,8 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
 
 
 def _await_look(page: SharedPage) -> None:
-    """Wait until the mover knows which files the processes are writing that are killed next, or it has ended."""
-    until = min(page.end, time.monotonic() + _TO_LOOK)
+    """Wait until the mover knows which files the processes are writing that are killed next, if it saves any."""
+    until = min(page.end, time.monotonic() + _TO_LOOK) if page.drain else 0.0
     while time.monotonic() < until and not os.path.exists(LOOKED) and is_live(page.mover):
         time.sleep(_LOOK / 50)
 
