@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -40,8 +40,8 @@ class HalfFiles:
             match line:
                 case [int(number), int(at)]:
                     self._end(number, at)
-                case [int(number), [*found]]:
-                    self._halves |= {(device, inode): _Half(number) for device, inode in found}
+                case [int(number), int(device), int(inode)]:
+                    self._halves[device, inode] = _Half(number)
 
     def forget(self) -> None:
         """Forget all files, as other programs begin."""
@@ -61,8 +61,7 @@ class HalfFiles:
             if number in self._ended:  # others may be writing by now
                 return False
             self._halves |= {each: _Half(number) for each in found}
-            if found:
-                self._append([number, sorted(found)])
+            self._append([number, *each] for each in found)
         return True
 
     def end(self, number: int, at: int) -> None:
@@ -70,7 +69,7 @@ class HalfFiles:
         with self._lock:
             self._ended.add(number)
             if self._end(number, at):
-                self._append([number, at])
+                self._append([[number, at]])
 
     def _end(self, number: int, at: int) -> bool:
         """Note an end. Return False if the processes wrote no files."""
@@ -98,6 +97,6 @@ class HalfFiles:
             half.state = State(about.st_ino, about.st_size, about.st_mtime_ns)
         return half.state == state
 
-    def _append(self, line: object) -> None:
+    def _append(self, lines: Iterable[Sequence[int]]) -> None:
         with suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
-            file.write(f"{json.dumps(line)}\n")
+            file.writelines(f"{json.dumps(line)}\n" for line in lines)

@@ -111,7 +111,7 @@ class Folder:
         self._wake = threading.Event()
         self._until: float | None = None
         self._calm, self._is_quiet = False, _QUIET
-        self._looked = 0.0  # seconds; without those in which checkpoints were sent
+        self._took = 0.0  # seconds of the last turn, without those in which checkpoints were sent
         self._turns = threading.Lock()  # for the thread of the folder, and those who want it saved at once
         self._asking = threading.Lock()  # for those who bring a checkpoint back
         self._nodes: int = said["nodes"]
@@ -342,7 +342,7 @@ class Folder:
         assert self._checkpoints is not None
         began = time.monotonic()
         is_whole = self._saver.turn(last, calm)
-        self._looked = time.monotonic() - began
+        self._took = time.monotonic() - began
         if last or self._saver.pause.is_over:
             try:
                 return self._checkpoints.turn() and is_whole
@@ -355,7 +355,7 @@ class Folder:
         while self._until is None:
             with self._turns:
                 self._turn()
-            self._wake.wait(max(_EVERY, _SHARE * min(1.0, self._looked)))
+            self._wake.wait(max(_EVERY, _SHARE * min(1.0, self._took)))
             self._rest()
         self.phase, began = "ending", time.monotonic()
         while True:
