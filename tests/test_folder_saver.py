@@ -528,6 +528,16 @@ def test_a_file_that_stays_open_in_a_worker_is_saved_when_a_later_call_has_writt
     assert place.saved() == {"log": b"12"}
 
 
+def test_a_call_that_ends_by_itself_before_it_is_asked_to_stop_leaves_no_half(place: Place) -> None:
+    saver = place.saver()
+    with open(place.out / "model.pt", "w") as model:
+        saver.halves.note(1, [os.getpid()])
+        model.write("whole")
+    saver.halves.end(1, 0)
+    assert saver.turn(last=True)
+    assert place.saved() == {"model.pt": b"whole"}
+
+
 def test_a_half_is_known_by_a_name_that_it_gets_later(place: Place) -> None:
     saver = place.saver()
     place.write("model.pt", "whole")
