@@ -127,12 +127,12 @@ class Agent:
     # --- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Start the workers, and run the event loop until the node must end.
+        """Start the workers, and run the event loop until the node must end. Then kill all workers and return.
 
         The loop ends when the client sends BYE, the node's deadline has passed, the keeper has died, or SIGTERM
-        arrives. Then the workers' process groups get SIGKILL. If a mover saves what they write, the keeper kills them
-        instead, after this method has returned. A connected client gets BYE. Must be called in the main thread,
-        because it sets a signal handler.
+        arrives. Then the workers' process groups get SIGKILL, from the keeper if a mover saves what they write, and a
+        connected client gets BYE. Must be called in the
+        main thread, because it sets a signal handler.
         """
         signal.signal(signal.SIGTERM, lambda *_: self._bye())
         self._renew()
