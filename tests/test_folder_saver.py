@@ -35,7 +35,7 @@ from skypool.buckets.bucket import Bucket
 from skypool.buckets.store import opened
 from skypool.data import fetching, folder_saver, local_files, mover, objects
 from skypool.data.folder_saver import LONG, PART, QUIET, UNFINISHED, FolderSaver
-from skypool.data.local_files import written, written_by
+from skypool.data.local_files import written_by
 from skypool.data.progress import Rate
 from skypool.data.restoring import Restored, restore
 from skypool.errors import UsageError
@@ -456,13 +456,10 @@ def test_a_file_whose_program_is_stopped_while_it_writes_replaces_no_former_one(
     place.write("model.pt", "whole")
     place.write("state", "whole")
     place.settle(saver)
-    with open(place.out / "model.pt", "w") as half, open(place.out / "state", "w") as closed:
-        half.write("ha")
-        half.flush()
-        closed.write("whole, too")
-        closed.close()
-        assert written(str(place.out), ["model.pt", "state", "gone"]).keys() == {"model.pt"}
-        saver.halves.note(written(str(place.out), ["model.pt", "state"]))
+    place.write("state", "whole, too")
+    with stopped_writer(place.out / "model.pt", "ha") as (_, stop):
+        saver.halves.note(0, None)
+        stop()
     assert saver.turn(last=True)
     assert place.saved() == {"model.pt": b"whole", "model.pt.snapshot": b"ha", "state": b"whole, too"}
     other = place.write("new", "finished by another name")
@@ -475,13 +472,13 @@ def test_what_a_stopped_program_was_writing_is_a_half_until_it_changes_also_for_
     place.write("model.pt", "whole")
     place.settle(place.saver())
     with stopped_writer(place.out / "model.pt", "ha") as (pid, stop):
-        halves = place.saver().halves
-        assert halves.find(str(place.out), [pid]) == {"model.pt"}
-        following = threading.Thread(target=halves.follow, args=(str(place.out), [pid], {"model.pt"}))
-        following.start()
+        place.saver().halves.note(1, [pid])
         stop()
-        following.join()
+    place.saver().halves.end(1, time.time_ns())
     saver = place.saver()
+    assert saver.turn(last=True)
+    assert place.saved() == {"model.pt": b"whole", "model.pt.snapshot": b"ha"}
+    (place.out / "model.pt").chmod(0o600)
     assert saver.turn(last=True)
     assert place.saved() == {"model.pt": b"whole", "model.pt.snapshot": b"ha"}
     with (place.out / "model.pt").open("w") as same:  # the next attempt of a call writes the file anew
@@ -490,15 +487,101 @@ def test_what_a_stopped_program_was_writing_is_a_half_until_it_changes_also_for_
     assert place.saved() == {"model.pt": b"whole, too"}
 
 
+def test_what_the_next_call_has_finished_before_the_mover_looks_again_is_whole(place: Place) -> None:
+    saver = place.saver()
+    place.write("model.pt", "whole")
+    place.settle(saver)
+    with stopped_writer(place.out / "model.pt", "ha") as (pid, stop):
+        saver.halves.note(1, [pid])
+        stop()
+    ended = time.time_ns()
+    time.sleep(0.02)  # the file system's clock has ticked
+    old = place.write("model.pt", "whole, too")
+    os.utime(old, (1, 1))  # a copy may have the time of its original
+    saver.halves.end(1, ended)
+    assert saver.turn(last=True)
+    assert place.saved() == {"model.pt": b"whole, too"}
+
+
+def test_who_is_looked_for_when_a_call_has_ended_leaves_no_halves(place: Place) -> None:
+    saver = place.saver()
+    with open(place.out / "log", "w") as log:
+        saver.halves.end(1, time.time_ns())
+        assert not saver.halves.note(1, [os.getpid()])
+        log.write("a later call of the same worker")
+    assert saver.turn(last=True)
+    assert place.saved() == {"log": b"a later call of the same worker"}
+
+
+def test_a_file_that_stays_open_in_a_worker_is_saved_when_a_later_call_has_written_it(place: Place) -> None:
+    saver = place.saver()
+    with open(place.out / "log", "w") as log:
+        log.write("1")
+        log.flush()
+        saver.halves.note(1, [os.getpid()])
+        saver.halves.end(1, time.time_ns())
+        assert saver.turn(last=True)
+        assert place.saved() == {"log.snapshot": b"1"}
+        time.sleep(0.02)  # the file system's clock has ticked
+        log.write("2")
+    assert saver.turn(last=True)
+    assert place.saved() == {"log": b"12"}
+
+
+def test_a_call_that_ends_by_itself_before_it_is_asked_to_stop_leaves_no_half(place: Place) -> None:
+    saver = place.saver()
+    with open(place.out / "model.pt", "w") as model:
+        saver.halves.note(1, [os.getpid()])
+        model.write("whole")
+    saver.halves.end(1, 0)
+    assert saver.turn(last=True)
+    assert place.saved() == {"model.pt": b"whole"}
+
+
+def test_a_half_is_known_by_a_name_that_it_gets_later(place: Place) -> None:
+    saver = place.saver()
+    place.write("model.pt", "whole")
+    place.settle(saver)
+    with stopped_writer(place.out / "new", "ha") as (pid, stop):
+        saver.halves.note(1, [pid])
+        (place.out / "new").rename(place.out / "model.pt")
+        stop()
+    saver.halves.end(1, time.time_ns())
+    assert saver.turn(last=True)
+    assert place.saved() == {"model.pt": b"whole", "model.pt.snapshot": b"ha"}
+
+
+def test_a_half_that_was_never_saved_is_a_snapshot_only(place: Place) -> None:
+    saver = place.saver()
+    with stopped_writer(place.out / "epoch=3.ckpt", "ha") as (pid, stop):
+        saver.halves.note(1, [pid])
+        stop()
+    saver.halves.end(1, time.time_ns())
+    assert saver.turn(last=True)
+    assert place.saved() == {"epoch=3.ckpt.snapshot": b"ha"}
+
+
+def test_a_file_that_is_open_and_does_not_change_before_its_program_is_killed_is_a_half(place: Place) -> None:
+    saver = place.saver()
+    place.write("rows.sqlite", "whole")
+    place.settle(saver)
+    with open(place.out / "rows.sqlite", "r+b") as rows:
+        saver.halves.note(1, [os.getpid()])
+        rows.write(b"ha")
+    assert saver.turn(last=True)
+    assert place.saved() == {"rows.sqlite": b"whole", "rows.sqlite.snapshot": b"haole"}
+
+
 def test_a_checkpoint_of_a_stopped_program_is_not_whole(place: Place) -> None:
     saver = place.saver()
     (place.out / "step-1").mkdir()
     with stopped_writer(place.out / "step-1/model.pt", "ha") as (pid, stop):
+        saver.halves.note(1, [pid])
         stop()
-        saver.halves.follow(str(place.out), [pid], {"step-1/model.pt"})
+    saver.halves.end(1, time.time_ns())
     place.settle(saver)
     assert saver.turn(last=True)
-    assert place.saved() == {"step-1/model.pt": b"ha"}
+    assert place.saved() == {"step-1/model.pt.snapshot": b"ha"}
     assert place.unfinished() == ["step-1/0"]
 
 
@@ -506,9 +589,10 @@ def test_a_file_that_is_written_through_memory_has_a_writer(place: Place) -> Non
     path = place.write("array", "1234")
     with path.open("r+b") as file:
         memory = mmap.mmap(file.fileno(), 4)
-    assert written_by([os.getpid()]) >= {str(path)}
+    known = path.stat().st_dev, path.stat().st_ino
+    assert written_by(str(place.out), [os.getpid()]) == {known}
     memory.close()
-    assert str(path) not in written_by([os.getpid()])
+    assert written_by(str(place.out), [os.getpid()]) == set()
 
 
 def test_a_snapshot_is_removed_when_its_file_is_finished_after_the_mover_was_killed(place: Place) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from skypool.agent import mover_watch
+from skypool.agent import keeper, mover_watch
 from skypool.agent.mover_watch import MoverWatch
 from skypool.agent.shared_page import SharedPage
 from skypool.wire.save_orders import SOCKET, Order
@@ -303,3 +303,45 @@ def test_all_of_many_looks_at_the_same_time_are_told(watched: Watched) -> None:
     watched.until(lambda: watched.told["out"]["phase"] == "saving")
     numbers = [watched.watch.look([os.getpid()]) for _ in range(200)]
     watched.until(lambda: all(map(watched.watch.has_looked, numbers)), 20)
+
+
+def test_what_a_call_was_writing_is_a_half_for_the_next_mover_until_it_is_written_after_the_end_of_the_call(
+    watched: Watched,
+) -> None:
+    def kept() -> dict[str, str]:
+        watched.flush()
+        return {each.name: each.read_text() for each in (watched.place / "bucket").iterdir() if each.is_file()}
+
+    watched.save()
+    watched.until(lambda: watched.told["out"]["phase"] == "saving")
+    model = watched.place / "out/model"
+    model.write_text("whole")
+    watched.flush()
+    with model.open("w") as file:
+        file.write("ha")
+        file.flush()
+        number = watched.watch.look([os.getpid()])
+        watched.until(lambda: watched.watch.has_looked(number))
+        watched.kill()
+    watched.until(lambda: watched.told["out"]["phase"] == "saving" and not watched.told["out"]["trouble"])
+    assert kept() == {"model": "whole", "model.snapshot": "ha"}
+    watched.watch.over(number, time.time_ns())
+    watched.kill()
+    time.sleep(1.1)
+    watched.now += 1.1
+    watched.until(lambda: watched.told["out"]["phase"] == "saving" and not watched.told["out"]["trouble"])
+    assert kept() == {"model": "whole", "model.snapshot": "ha"}
+    model.write_text("whole, too")
+    assert kept() == {"model": "whole, too"}
+
+
+@pytest.mark.parametrize(("drain", "seconds"), [(120.0, 0.2), (0.0, 60.0)])
+def test_a_keeper_does_not_wait_for_the_mover_beyond_the_end_of_its_node_or_if_no_folder_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drain: float, seconds: float
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = SharedPage(1)
+    began = time.monotonic()
+    page.mover, page.drain, page.end = os.getpid(), drain, began + seconds
+    keeper._await_look(page)
+    assert time.monotonic() - began < 2

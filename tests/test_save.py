@@ -312,6 +312,62 @@ def test_what_a_call_was_writing_that_takes_too_long_replaces_no_former_file_bef
         assert kept(place) == {"model": "whole, too"}
 
 
+LEFT = 99
+"""The number of an open file that one call leaves to the next one."""
+
+
+@sky.compute
+def leave_half_open() -> None:
+    with Path("out/model").open("w") as file:
+        file.write("ha")
+        file.flush()
+        os.dup2(file.fileno(), LEFT)
+    with suppress(BaseException):
+        time.sleep(600)
+
+
+@sky.compute
+def finish_half() -> None:
+    with open(LEFT, "w") as file:
+        file.write("lf and half")
+
+
+@pytest.mark.slow
+def test_what_the_next_call_of_a_worker_has_finished_is_no_half_of_the_call_before(place: Path) -> None:
+    with pool(place) as made:
+        write({"model": "whole"}) >> made
+        flush() >> made
+        stopped = made.submit(leave_half_open.with_options(timeout=1))
+        made.submit(finish_half).result(60)
+        with pytest.raises(TimeoutError):
+            stopped.result(60)
+        time.sleep(1)  # the mover may see now that the file is closed
+        flush() >> made
+        assert kept(place) == {"model": "half and half"}
+
+
+@sky.compute
+def write_half_when_stopped() -> None:
+    try:
+        time.sleep(600)
+    finally:
+        with Path("out/model").open("w") as file:
+            file.write("ha")
+            file.flush()
+            time.sleep(600)
+
+
+@pytest.mark.slow
+def test_what_a_call_was_writing_that_is_killed_after_its_grace_replaces_no_former_file(place: Path) -> None:
+    with pool(place) as made:
+        write({"model": "whole"}) >> made
+        flush() >> made
+        with pytest.raises(TimeoutError):
+            write_half_when_stopped.with_options(timeout=1, grace=1)() >> made
+        flush() >> made
+        assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
+
+
 # --- processes that die --------------------------------------------------------------------------------------
 
 CLIENT = """
@@ -363,15 +419,31 @@ def test_what_a_call_was_writing_whose_client_is_killed_replaces_no_former_file(
     assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
 
 
+@sky.compute
+def write_half_and_talk() -> None:
+    with Path("out/model").open("w") as file:
+        file.write("ha")
+        file.flush()
+        while True:
+            print("still at it", flush=True)
+
+
 @pytest.mark.slow
-def test_what_a_call_was_writing_whose_agent_is_killed_replaces_no_former_file(place: Path) -> None:
+@pytest.mark.parametrize("call", [write_half, write_half_and_talk], ids=["silent", "talking"])
+def test_what_a_call_was_writing_whose_agent_is_killed_replaces_no_former_file(place: Path, call: Any) -> None:
     with pytest.raises(sky.ConnectionLost), pool(place, name="half-killed") as made:
         write({"model": "whole"}) >> made
         flush() >> made
-        going = made.submit(write_half)
+        going = made.submit(call)
         eventually(lambda: Path("out/model").read_text() == "ha", 60, "the half file")
+        movers = processes_in("half-killed", "skypool.data.mover")
+        for each in movers:  # it is slow to look what the call writes
+            os.kill(each, signal.SIGSTOP)
         for each in processes_in("half-killed", "skypool-agent"):
             os.kill(each, signal.SIGKILL)
+        time.sleep(1)
+        for each in movers:
+            os.kill(each, signal.SIGCONT)
         going.result(60)
     eventually(lambda: kept(place) == {"model": "whole", "model.snapshot": "ha"}, 30, "the last file")
 

@@ -34,7 +34,9 @@ class NodeCall:
         mark: the place where the worker writes its stack, before the call is asked to stop; None if it writes none.
         programs: the same for the programs that the call has started.
         stop_at: the time at which the call is asked to stop even if these stacks are not written yet.
-        look: the number of the mover's look which files the call writes, before it is stopped; None if there was none.
+        looks: the numbers of the mover's looks which files the call writes: before it is stopped (False) and before it
+            is killed (True).
+        slot: the number of the slot in which it was asked to stop, or is killed; -1 if it was not.
         missing: the time at which a worker died that may have had the call; None if none has, or if another worker is
             known to have the call since.
         printed: number of bytes of the call's output that were sent.
@@ -61,7 +63,8 @@ class NodeCall:
     mark: Mark | None = None
     programs: tuple[ProgramMark, ...] = ()
     stop_at: float = 0.0
-    look: int | None = None
+    looks: dict[bool, int] = field(default_factory=dict)
+    slot: int = -1
     missing: float | None = None
     printed: int = 0
     dropped: int = 0

@@ -41,6 +41,7 @@ class CallQueue:
     Attributes:
         calls: the calls by id. Calls of a batch have the `Batch` as their value until one of them is needed by itself.
         suspects: calls by id that `Stops.look` checks, because they must stop, or may be lost with a worker that died.
+        on_stopped: called with each call that has ended, if the mover has looked what it writes.
     """
 
     def __init__(self, slots: Slots, watch: Callable[[int, int, Callable[[], None]], None], kept: SpareMemory) -> None:
@@ -50,6 +51,7 @@ class CallQueue:
         self._lanes = [_Lane(queue) for queue in slots.queues]
         self.calls: dict[int, NodeCall | Batch] = {}
         self.suspects: dict[int, NodeCall] = {}
+        self.on_stopped: Callable[[NodeCall], None] = lambda call: None
 
     def add(self, call: NodeCall | Batch) -> None:
         """Add a call or a batch behind all calls that wait for the same kind of slot. Does not wait.
@@ -91,7 +93,11 @@ class CallQueue:
         """
         call = self.calls.pop(id_, None)
         self.suspects.pop(id_, None)
-        if not isinstance(call, NodeCall) or call.blob is None:
+        if not isinstance(call, NodeCall):
+            return
+        if call.looks:
+            self.on_stopped(call)
+        if call.blob is None:
             return
         if done and not call.again:
             self._kept.give(call.blob)

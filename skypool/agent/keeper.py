@@ -124,7 +124,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
     status = _watch(agent, page)
     print(f"the agent ended ({status}); ending the processes that it left", flush=True)
     if page.mover:
-        _await_look(page.mover)
+        _await_look(page)
         kill_descendants(spared=page.mover)
         with contextlib.suppress(ProcessLookupError):
             os.kill(page.mover, signal.SIGTERM)  # nobody writes any more
@@ -135,10 +135,10 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
     os._exit(0)
 
 
-def _await_look(mover: int) -> None:
-    """Wait until the mover knows which files the processes are writing that are killed next, or it has ended."""
-    until = time.monotonic() + _TO_LOOK
-    while time.monotonic() < until and not os.path.exists(LOOKED) and is_live(mover):
+def _await_look(page: SharedPage) -> None:
+    """Wait until the mover knows which files the processes are writing that are killed next, if it saves any."""
+    until = min(page.end, time.monotonic() + _TO_LOOK) if page.drain else 0.0
+    while time.monotonic() < until and not os.path.exists(LOOKED) and is_live(page.mover):
         time.sleep(_LOOK / 50)
 
 

@@ -24,6 +24,8 @@ _STOP = 5.0
 """Seconds in which calls have ended that are stopped, so that what they have written can be saved."""
 _LOOK = TO_LOOK
 """Seconds in which the mover has looked which files are being written, before calls are stopped or killed."""
+_OVERS = 256
+"""The most ends of stopped calls that are told to the next mover."""
 _PAUSE = 1.0, 30.0
 """The second and the longest pause in seconds before a mover that has ended is started again; the first one is 0.
 
@@ -83,6 +85,7 @@ class MoverWatch:
         self._looking: dict[str, Callable[[float], bool]] = {}  # ends that wait until the mover has looked
         self._look = self._end_look = 0
         self._looks: dict[int, tuple[float, dict[str, Any]]] = {}  # until when each is awaited, and its order
+        self._overs: dict[int, dict[str, Any]] = {}
         self._held: dict[str, float] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._child: subprocess.Popen[bytes] | None = None
@@ -156,12 +159,19 @@ class MoverWatch:
         self._hasten()
         self._look += 1
         self._looks[self._look] = self._now + _LOOK, {"do": "look", "number": self._look, "pids": pids}
-        self._send_look(self._look)
+        self._send_to_saved(self._looks[self._look][1])
         return self._look
 
-    def _send_look(self, number: int) -> None:
+    def over(self, number: int, at: int) -> None:
+        """Tell the mover when the processes of a look had ended, in nanoseconds since 1970."""
+        self._overs[number] = {"do": "over", "number": number, "at": at}
+        if len(self._overs) > _OVERS:
+            del self._overs[next(iter(self._overs))]
+        self._send_to_saved(self._overs[number])
+
+    def _send_to_saved(self, said: Mapping[str, Any]) -> None:
         for each in self._saved():  # all of them, as calls may write to all
-            self._send({**self._looks[number][1], "id": each})
+            self._send({**said, "id": each})
 
     def has_looked(self, number: int) -> bool:
         """Return True if the mover has done a look, or would take too long."""
@@ -176,9 +186,15 @@ class MoverWatch:
         for id_, stop_calls in looking.items():
             if stop_calls(_STOP):
                 self._ends[id_]["calm"] = False  # what they were writing is perhaps not whole
-                self._held[id_] = self._now + _STOP
+                self._held[id_] = self._now + _STOP + _LOOK
             else:
-                self._send(self._ends[id_])
+                self._send_end(id_)
+
+    def _send_end(self, id_: str) -> None:
+        """Have saved what is left, as no call writes any more. What others finish from now on is whole."""
+        if self._ends[id_].get("stops"):
+            self.over(self._end_look, time.time_ns())
+        self._send(self._ends[id_])
 
     def tell_again(self) -> None:
         """Tell the client the state of all folders."""
@@ -213,7 +229,7 @@ class MoverWatch:
             self._stop_calls()
         for id_ in [id_ for id_, until in self._held.items() if is_idle or now >= until]:
             del self._held[id_]
-            self._send(self._ends[id_])
+            self._send_end(id_)
         if not self._orders:
             return
         if self._child is None:
@@ -296,8 +312,10 @@ class MoverWatch:
             self._send({**order, "restores": order["restores"] and not is_back, "before": before})
             if id_ in self._ends and id_ not in self._held and id_ not in self._looking:
                 self._send(self._ends[id_])
-        for number in self._looks:
-            self._send_look(number)
+        for _, said in self._looks.values():
+            self._send_to_saved(said)
+        for said in self._overs.values():
+            self._send_to_saved(said)
 
     def _send(self, said: Mapping[str, Any]) -> None:
         """Send an order to the mover if it runs. What its pipe has no room for is sent later."""

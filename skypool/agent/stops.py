@@ -50,6 +50,7 @@ class Stops:
         self._answers = answers
         self._mover = mover
         self.cancelling = False
+        queue.on_stopped = self._on_stopped
 
     def cancel(self, id_: int, grace: float) -> None:
         """Mark a call as cancelled, so that the next `look` stops it. Does not wait.
@@ -67,7 +68,7 @@ class Stops:
         """Cancel all calls as `cancel` does, when the mover has looked. Return False if there are none."""
         for id_ in [*self._queue.calls]:
             if (call := self._queue.get(id_)) is not None:
-                call.look = 0
+                call.looks[False] = 0
             self.cancel(id_, grace)
         return bool(self._queue.calls)
 
@@ -103,11 +104,26 @@ class Stops:
                 if (slot := self._slots.running(call.id)) is not None:
                     self._slots.signal(slot, signal.SIGKILL)
 
-    def _has_looked(self, slot: Slot, call: NodeCall) -> bool:
-        """Return True if the mover knows which files a call is writing, so that it may be stopped."""
-        if call.look is None:
-            call.look = self._mover.look([slot.pid, *descendants(slot.pid)]) if self._mover.pid else 0
-        return self._mover.has_looked(call.look)
+    def _has_looked(self, slot: Slot, call: NodeCall, kills: bool = False) -> bool:
+        """Return True if the mover knows which files a call is writing, so that it may be stopped, or killed."""
+        if kills not in call.looks:
+            call.looks[kills] = self._mover.look([slot.pid, *descendants(slot.pid)]) if self._mover.pid else 0
+        if not self._mover.has_looked(call.looks[kills]):
+            return False
+        call.slot = slot.number
+        return True
+
+    def _on_stopped(self, call: NodeCall) -> None:
+        """Tell the mover when a call had ended. What is written later to the same files is whole."""
+        at = time.time_ns()
+        if call.slot < 0:  # it was faster than the look, and has ended by itself
+            at = 0
+        else:
+            running, began = self._slots.page.running(call.slot)
+            if running not in (0, call.id):  # the worker was faster than its agent
+                at -= max(0, int(1e9 * (time.monotonic() - began)))
+        for number in filter(None, call.looks.values()):
+            self._mover.over(number, at)
 
     def _has_told(self, slot: Slot, call: NodeCall, now: float) -> bool:
         """Return True if a call may be asked to stop now, and False while its stacks are still being written."""
@@ -131,7 +147,9 @@ class Stops:
         the time of the agent's clock, in seconds.
         """
         if slot.kill_at is not None and now > slot.kill_at:
-            self._slots.signal(slot, signal.SIGKILL)
+            call = self._queue.get(self._slots.page.running(slot.number)[0])
+            if call is None or self._has_looked(slot, call, kills=True):
+                self._slots.signal(slot, signal.SIGKILL)
         elif slot.kill_at is not None and now > slot.wake_at:
             self._slots.wake(slot)
         self._check_time(slot, now)
@@ -175,7 +193,7 @@ class Stops:
         slot.silent_since = slot.silent_since or now
         if now - slot.silent_since > self._liveness:
             call = self._queue.get(self._slots.page.running(slot.number)[0])
-            if call is not None and not self._has_looked(slot, call):
+            if call is not None and not self._has_looked(slot, call, kills=True):
                 return
             if call is not None and not call.doomed:
                 call.doomed = "stopped"

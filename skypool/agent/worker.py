@@ -32,7 +32,7 @@ from skypool.agent.restore import CallState
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.shield import Cancelled, Shield
 from skypool.agent.streams import Sender
-from skypool.agent.worker_channel import WorkerChannel
+from skypool.agent.worker_channel import WorkerChannel, await_end
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
 from skypool.wire import codec, exceptions, namespaces
 from skypool.wire.error_text import annotate, text_of
@@ -143,7 +143,7 @@ class Worker:
         self._sources: dict[str, str] = {}
         self._shield = Shield()
         self._is_stop_lost = False
-        self._channel = WorkerChannel(slot, agent, folder, spool_memory, lambda key: self._objects.pop(key, None))
+        self._channel = WorkerChannel(slot, agent, page, folder, spool_memory, lambda key: self._objects.pop(key, None))
         self._drops = page.drops
         self._untold = 0
         self._forks = 0
@@ -643,6 +643,7 @@ class Worker:
         try:
             self._socket.sendmsg(frame(Kind.OUTPUT, {"id": self._channel.call, "fd": fd}, [data]))
         except OSError:
+            await_end(self._page)
             os._exit(0)  # without the agent, this process has no purpose
 
     def _flush(self) -> None:

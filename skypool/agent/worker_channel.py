@@ -9,17 +9,27 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 from skypool.agent import value_storage
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
+from skypool.agent.shared_page import SharedPage
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind, cut, encode, pad, parse_frame
 
 _STEP = 4 << 20
 """The number of bytes of a large value after which the agent is told how much of it is written."""
 _LOOK = 50
 """Milliseconds after which a waiting thread checks whether another thread has received its packet."""
+_TO_BE_KILLED = 15.0
+"""Seconds in which the keeper has killed all that writes files, when the agent has ended."""
+
+
+def await_end(page: SharedPage) -> None:
+    """Wait for the keeper to kill this process, whose agent is gone, if the mover must know first what it writes."""
+    if page.mover:
+        time.sleep(_TO_BE_KILLED)
 
 
 class WorkerChannel:
@@ -28,6 +38,7 @@ class WorkerChannel:
     Args:
         slot: the number of the worker's slot on the node.
         agent: the packet socket to the agent.
+        page: tells whether files are saved.
         folder: the folder for files of values that are too large for memory.
         spool_memory: the largest size in bytes of a value in memory; None for half of the available memory.
         on_drop: called with the key of a `pool.put()` value that must be forgotten.
@@ -38,12 +49,19 @@ class WorkerChannel:
     """
 
     def __init__(
-        self, slot: int, agent: socket.socket, folder: str, spool_memory: int | None, on_drop: Callable[[str], object]
+        self,
+        slot: int,
+        agent: socket.socket,
+        page: SharedPage,
+        folder: str,
+        spool_memory: int | None,
+        on_drop: Callable[[str], object],
     ) -> None:
         self.socket = agent
         self.call = 0
         self.arrived: list[tuple[Frame, list[int]]] = []
         self._slot = slot
+        self._page = page
         self._folder = folder
         self._spool_memory = spool_memory
         self._on_drop = on_drop
@@ -64,21 +82,28 @@ class WorkerChannel:
         """
         padded, total = pad(buffers)
         if total <= INLINE:
-            self.socket.sendmsg([encode(kind, header, total), *padded])
+            self._send([encode(kind, header, total), *padded])
             return
         self._write(header["id"], header.get("seq", 0), buffers, total)
-        self.socket.sendmsg([encode(kind, {**header, "blob": total})])
+        self._send([encode(kind, {**header, "blob": total})])
+
+    def _send(self, buffers: list[Buffer], fds: Collection[int] = ()) -> None:
+        try:
+            self.socket.sendmsg(buffers, rights([*fds]))
+        except (BrokenPipeError, ConnectionResetError):
+            await_end(self._page)  # an error would have the call close its files
+            raise
 
     def _write(self, call: int, seq: int, buffers: list[Buffer], total: int) -> None:
         """Write a large value to storage. After each `_STEP` bytes, tell the agent, which sends them meanwhile."""
         fd = value_storage.create_storage(total, self._folder, self._spool_memory, self._used_memory)
-        first = rights([fd])
+        first = [fd]
         at = 0
         try:
             for piece in cut(buffers, _STEP):
                 value_storage.write_all(fd, piece)
                 at += sum(map(len, piece))
-                self.socket.sendmsg([encode(Kind.BLOB, {"id": call, "seq": seq, "at": at, "size": total})], first)
+                self._send([encode(Kind.BLOB, {"id": call, "seq": seq, "at": at, "size": total})], first)
                 first = []
         except OSError as e:
             if isinstance(e, (BrokenPipeError, ConnectionResetError)):
@@ -128,6 +153,7 @@ class WorkerChannel:
         """Wait for one packet, and keep it unless it is for another call. The caller must hold the lock `_reading`."""
         n, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         if not n:
+            await_end(self._page)
             os._exit(0)  # the agent is gone
         packet = parse_frame(memoryview(self._buffer)[:n])
         if packet.kind == Kind.DROP:

@@ -114,8 +114,7 @@ class FolderSaver:
     Attributes:
         rate: how fast files are sent.
         waiting: the files that are not saved as they are now.
-        halves: files whose programs were stopped while they wrote. They replace no former ones, but are saved as
-            snapshots.
+        halves: files whose programs were stopped while they wrote. They are saved as snapshots only.
         pause: nothing is sent in this time after an error.
     """
 
@@ -148,14 +147,14 @@ class FolderSaver:
     _names: dict[str, str] = field(default_factory=dict[str, str], init=False)
     _refused: dict[str, str] = field(default_factory=dict[str, str], init=False)
     _goes_on: bool = field(default=False, init=False)  # where a mover of this machine has stopped
-    _torn: set[str] = field(default_factory=set[str], init=False)
+    _halves: set[str] = field(default_factory=set[str], init=False)
     _calm: bool = field(default=False, init=False)
     _awaits_quiet: bool = field(default=False, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # for those who send small files
 
     def __post_init__(self) -> None:
         self.rate, self.waiting, self.pause = Rate(self.clock), Waiting(self.clock), Pause(*_PAUSES, self.clock)
-        self.halves = HalfFiles(f"{self.journal}.halves")
+        self.halves = HalfFiles(self.folder, f"{self.journal}.halves")
         self._goes_on = os.path.exists(self.journal)
         for line in journal_lines(self.journal):
             match line:
@@ -223,7 +222,7 @@ class FolderSaver:
         self._note(files, changed)
         if not (last or self.pause.is_over):
             return False
-        self._torn = self.halves.among(files)
+        self._halves = self.halves.among(files)
         is_open = self._open(changed, now)
         in_group = {path: folder for folder, each in groups.items() for path in each.paths}
         for path, (name, _, _) in [*self._snapshots.items()]:
@@ -288,7 +287,7 @@ class FolderSaver:
             except OSError as e:  # it is gone again, or may not be read
                 if not isinstance(e, FileNotFoundError):
                     self._refused[path] = f"it cannot be read: {e.strerror}"
-        found |= self._torn & {*changed} & self._saved.keys()
+        found |= self._halves & {*changed}
         for path in self._open_since.keys() - found:
             del self._open_since[path]
         for path in found:
@@ -306,14 +305,14 @@ class FolderSaver:
         if not unsaved and folder not in self._begun:
             return
         self._mark(folder)  # at once, as other nodes may be done with their part
-        is_torn = not (is_open | self._torn).isdisjoint(inside)
-        is_whole = not is_torn and self._is_complete(group, files, now)
+        has_half = not (is_open | self._halves).isdisjoint(inside)
+        is_whole = not has_half and self._is_complete(group, files, now)
         if not (is_whole or last):
             return
         self._save(path for path in unsaved if path != group.last and path not in is_open)
         if group.last in unsaved:
             self._save([group.last])
-        if last and not is_whole and not is_torn:
+        if last and not is_whole and not has_half:
             self._awaits_quiet |= not group.last or group.last in files
         is_there = all(self.saved_state(path) == files[path] for path in inside)
         is_there = is_there and not any(path.startswith(f"{folder}/") for path in self._refused)

@@ -166,28 +166,33 @@ class Writers:
         return False
 
 
-def written(folder: str, paths: Iterable[str]) -> dict[str, int]:
-    """Return the inodes of those files that a program may write to, by their paths in the folder."""
-    writers, found = Writers(), dict[str, int]()
-    for path in paths:
-        with contextlib.suppress(OSError):  # it is gone again, or may not be read
-            if (inode := writers.inode_of(os.path.join(folder, path))) is not None:
-                found[path] = inode
-    return found
+def written_by(folder: str, pids: Iterable[int] | None) -> set[tuple[int, int]]:
+    """Return (device, inode) of the files below a folder that processes have open for writing, or write through memory.
 
+    Args:
+        pids: the processes; None for all others of this user.
+    """
+    below, found = f"{os.path.realpath(folder)}/", set[tuple[int, int]]()
 
-def written_by(pids: Iterable[int]) -> set[str]:
-    """Return the real paths of the files that processes have open for writing, or write through memory."""
-    found = set[str]()
-    for pid in map(str, pids):
+    def add(name: str) -> None:
+        about = os.stat(name)
+        if stat.S_ISREG(about.st_mode):
+            found.add((about.st_dev, about.st_ino))
+
+    others = (int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid())
+    for pid in map(str, others if pids is None else pids):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             for number in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError, ValueError):
-                    if writes(pid, number):
-                        found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+                with contextlib.suppress(OSError, ValueError):  # it is closed again
+                    name = f"/proc/{pid}/fd/{number}"
+                    if os.readlink(name).startswith(below) and writes(pid, number):
+                        add(name)
             with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
                 mapped = (line.rstrip("\n").split(maxsplit=5) for line in file)
-                found |= {each[5] for each in mapped if len(each) == _NAMED_MAP and each[1][1::2] == "ws"}
+                for each in mapped:
+                    if len(each) == _NAMED_MAP and each[1][1::2] == "ws" and each[5].startswith(below):
+                        with contextlib.suppress(OSError):  # it is deleted
+                            add(each[5])
     return found
 
 

@@ -16,10 +16,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from skypool.buckets import google, store
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.filled_folder import FETCHES, FilledFolder
 from skypool.data.folder_saver import Account, FolderSaver
-from skypool.data.local_files import listed, written
 from skypool.data.node_login import place_of
 from skypool.data.progress import Pause
 from skypool.data.restoring import Restored, restore
@@ -63,8 +61,6 @@ _RENEWALS = {
 """What to do about credentials that have expired, by the way to log in."""
 _PAUSES = 1.0, 30.0
 """The first and the longest pause in seconds after an attempt to bring a folder back."""
-_LOOKS = 30.0
-"""Seconds for which a look is told as done. The agent waits less for it."""
 _LONGEST = 1 << 16
 """The most bytes of a request at the socket."""
 _IOPRIO = {"x86_64": 251, "aarch64": 30}
@@ -117,13 +113,14 @@ class Folder:
         self._wake = threading.Event()
         self._until: float | None = None
         self._calm, self._is_quiet = False, _QUIET
-        self._looked = 0.0  # seconds; without those in which checkpoints were sent
+        self._took = 0.0  # seconds of the last turn, without those in which checkpoints were sent
         self._turns = threading.Lock()  # for the thread of the folder, and those who want it saved at once
         self._asking = threading.Lock()  # for those who bring a checkpoint back
         self._nodes: int = said["nodes"]
         self._shared: int = said["nodes"]  # for so many nodes all files that are sent have owners
         self._sharing = threading.Lock()
-        self._looked_for: dict[int, float] = {}  # until when the number of each look is told
+        self._noted: list[int] = []  # by the numbers of their stops: whose halves are known
+        self._noting = threading.Lock()
         self._news = news or threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
         self._thread.start()
@@ -167,28 +164,32 @@ class Folder:
             finally:
                 self._sharing.release()
 
-    def look(self, number: int = 0, pids: Sequence[int] | None = None) -> None:
+    def note_halves(self, number: int = 0, pids: Sequence[int] | None = None) -> None:
         """Note which files are being written: who writes them is stopped next, so that they stay halves.
 
-        Returns when nobody writes the files of `pids` any more.
-
         Args:
-            number: is told when they are known.
+            number: is told when they are known, until `end_halves` has it.
             pids: the processes that are stopped. Default None: all that write.
         """
-        until = time.monotonic() + _TO_HEAR
-        while self._saver is None and self.phase == "saving" and time.monotonic() < until:  # the mover just begins
-            time.sleep(_TOLD / 10)
-        saver, found = self._saver, set[str]()
-        if saver is not None and pids is None:
-            files = listed(saver.folder).files.items()
-            saver.halves.note(written(saver.folder, [path for path, each in files if saver.saved_state(path) != each]))
-        elif saver is not None and pids is not None:
-            found = saver.halves.find(saver.folder, pids)
-        self._looked_for[number] = time.monotonic() + _LOOKS
+        saver = self._saver_soon()
+        if saver is None or saver.halves.note(number, pids):
+            with self._noting:
+                self._noted = [*self._noted, number]
         self._news.set()
-        if saver is not None and pids is not None:
-            saver.halves.follow(saver.folder, pids, found)
+
+    def end_halves(self, number: int, at: int) -> None:
+        """Note when those who wrote had ended, in nanoseconds since 1970."""
+        if (saver := self._saver_soon()) is not None:
+            saver.halves.end(number, at)
+        with self._noting:
+            self._noted = [each for each in self._noted if each != number]
+
+    def _saver_soon(self) -> FolderSaver | None:
+        """Return the saver, which a mover that just begins has in a moment; None before the folder is back."""
+        until = time.monotonic() + _TO_HEAR
+        while self._saver is None and self.phase == "saving" and time.monotonic() < until:
+            time.sleep(_TOLD / 10)
+        return self._saver
 
     def join(self) -> None:
         self._thread.join()
@@ -210,9 +211,7 @@ class Folder:
             account["oldest"] = round(max(saver.waiting.oldest, more.waiting.oldest))
             account["rate"] = round(saver.rate.per_second) or self._former_rate
         said |= {"place": self._said["node"], "nodes": self._shared, "phase": self.phase, "whole": self.whole}
-        now = time.monotonic()
-        looked = [number for number, until in self._looked_for.copy().items() if now < until]
-        said |= {"looked": looked, "credentials": self._credentials[0]}
+        said |= {"looked": self._noted, "credentials": self._credentials[0]}
         return {**account, **said, "trouble": trouble, "back": restored}
 
     def _advised(self, trouble: str) -> str:
@@ -341,7 +340,7 @@ class Folder:
         assert self._checkpoints is not None
         began = time.monotonic()
         is_whole = self._saver.turn(last, calm)
-        self._looked = time.monotonic() - began
+        self._took = time.monotonic() - began
         if last or self._saver.pause.is_over:
             try:
                 return self._checkpoints.turn() and is_whole
@@ -354,7 +353,7 @@ class Folder:
         while self._until is None:
             with self._turns:
                 self._turn()
-            self._wake.wait(max(_EVERY, _SHARE * min(1.0, self._looked)))
+            self._wake.wait(max(_EVERY, _SHARE * min(1.0, self._took)))
             self._wake.clear()
         self.phase, began = "ending", time.monotonic()
         while True:
@@ -387,7 +386,7 @@ class Mover:
         for line in sys.stdin.buffer:
             if line.endswith(b"\n"):  # else the agent has ended while it wrote
                 self._obey(json.loads(line))
-        self._look()
+        self._note_halves()
         for id_, each in self._folders.items():
             if not each.is_ending:
                 each.end(self._drains[id_], is_quiet=self._killed)
@@ -395,14 +394,14 @@ class Mover:
             each.join()
         self._write(self._account())
 
-    def _look(self) -> None:
+    def _note_halves(self) -> None:
         """Note which files are being written, before the keeper kills all others that write."""
         saved = [each for each in self._folders.values() if isinstance(each, Folder) and each.phase != "ended"]
-        looks = [threading.Thread(target=each.look, name="look", daemon=True) for each in saved]
+        notes = [threading.Thread(target=each.note_halves, name="halves", daemon=True) for each in saved]
         until = time.monotonic() + _TO_HEAR
-        for each in looks:
+        for each in notes:
             each.start()
-        for each in looks:  # a disk may take long
+        for each in notes:  # a disk may take long
             each.join(max(0.0, until - time.monotonic()))
         Path(LOOKED).touch()
 
@@ -413,15 +412,14 @@ class Mover:
                 self._folders[id_].end(said["seconds"], said["calm"])
             return
         former = self._folders.get(id_)
-        if said["do"] in ("share", "look"):
+        if said["do"] in ("share", "look", "over"):
             if isinstance(former, Folder):  # in a thread, as a store or a disk may take long
-                is_look = said["do"] == "look"
-                act = (
-                    partial(former.look, said["number"], said["pids"])
-                    if is_look
-                    else partial(former.share, said["nodes"])
-                )
-                threading.Thread(target=act, name=said["do"], daemon=True).start()
+                acts: dict[str, Callable[[], None]] = {
+                    "share": lambda: former.share(said["nodes"]),
+                    "look": lambda: former.note_halves(said["number"], said["pids"]),
+                    "over": lambda: former.end_halves(said["number"], said["at"]),
+                }
+                threading.Thread(target=acts[said["do"]], name=said["do"], daemon=True).start()
             return
         if said["do"] == "values":
             if former is not None and former.serial == said["serial"]:
