@@ -101,6 +101,11 @@ class MoverWatch:
         """The process id of the mover; 0 if none runs, or nothing is to be saved any more."""
         return self._child.pid if self._child is not None and self._orders else 0
 
+    @property
+    def saves(self) -> bool:
+        """True if folders are to be saved, whether a mover runs or waits."""
+        return bool(self._saved())
+
     def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool]) -> None:
         """Obey an order of the client: to save or fill a folder, share its place, log in anew, or save what is left.
 

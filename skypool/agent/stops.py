@@ -107,7 +107,7 @@ class Stops:
     def _has_looked(self, slot: Slot, call: NodeCall, kills: bool = False) -> bool:
         """Return True if the mover knows which files a call is writing, so that it may be stopped, or killed."""
         if kills not in call.looks:
-            call.looks[kills] = self._mover.look([slot.pid, *descendants(slot.pid)]) if self._mover.pid else 0
+            call.looks[kills] = self._mover.look([slot.pid, *descendants(slot.pid)]) if self._mover.saves else 0
         if not self._mover.has_looked(call.looks[kills]):
             return False
         call.slot = slot.number
