@@ -29,7 +29,7 @@ ENDPOINT = "https://storage.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 """What a token may be used for: all that the roles of its account allow."""
 LOG_IN = "run `gcloud auth application-default login`"
-_PATIENCE = 10.0
+_PATIENCE = 10
 """Seconds after which a request that has no answer has failed."""
 _AT_ONCE = timedelta(seconds=1)
 """The life of a token that may be replaced at any time. obstore asks again for one that expires soon."""
