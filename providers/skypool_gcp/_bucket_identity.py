@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.downscoped import ROLE
-from skypool.buckets.google import request, without_netrc
+from skypool.buckets.google import request, without_lists, without_netrc
 from skypool.buckets.policies import condition
 from skypool.drivers.bucket_identity import BucketIdentity
 from skypool.errors import UsageError
@@ -54,7 +54,7 @@ def identity(project: str, bucket: Bucket) -> BucketIdentity:
     if not found.get("iamConfiguration", {}).get("uniformBucketLevelAccess", {}).get("enabled"):
         raise UsageError(
             f"{bucket} has access lists for single objects, so that no account can be limited to a prefix; switch them "
-            f"off: `gcloud storage buckets update gs://{bucket.name} --uniform-bucket-level-access`"
+            f"off: {without_lists(bucket)}"
         )
     name = name_of(bucket)
     email = f"{name}@{'.'.join(reversed(project.split(':')))}.iam.gserviceaccount.com"

@@ -22,8 +22,6 @@ _SILENT = 20.0
 """Seconds without an account after which the mover counts as hung, and is killed."""
 _STOP = 5.0
 """Seconds in which calls have ended that are stopped, so that what they have written can be saved."""
-_LOOK = TO_LOOK
-"""Seconds in which the mover has looked which files are being written, before calls are stopped or killed."""
 _OVERS = 256
 """The most ends of stopped calls that are told to the next mover."""
 _PAUSE = 1.0, 30.0
@@ -163,7 +161,7 @@ class MoverWatch:
             return 0
         self._hasten()
         self._look += 1
-        self._looks[self._look] = self._now + _LOOK, {"do": "look", "number": self._look, "pids": pids}
+        self._looks[self._look] = self._now + TO_LOOK, {"do": "look", "number": self._look, "pids": pids}
         self._send_to_saved(self._looks[self._look][1])
         return self._look
 
@@ -191,7 +189,7 @@ class MoverWatch:
         for id_, stop_calls in looking.items():
             if stop_calls(_STOP):
                 self._ends[id_]["calm"] = False  # what they were writing is perhaps not whole
-                self._held[id_] = self._now + _STOP + _LOOK
+                self._held[id_] = self._now + _STOP + TO_LOOK
             else:
                 self._send_end(id_)
 

@@ -10,17 +10,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 
-from skypool.buckets import store, temporary, unfinished
+from skypool.buckets import google, store, temporary, unfinished
 from skypool.buckets.bucket import Bucket, with_values
 from skypool.errors import UsageError
 from skypool.model import Finding
 from skypool.text import one_line
 
 OUTSIDE = "the keys reach other objects of the bucket, too"
-LISTS = (
-    "a token for a prefix needs uniform bucket-level access: `gcloud storage buckets update gs://{} "
-    "--uniform-bucket-level-access`"
-)
 _MOST = 1000
 """The most unfinished uploads that are counted."""
 
@@ -44,7 +40,8 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ, named: Buck
     def tried(what: str, act: Callable[[], str]) -> Finding:
         found = _tried(what, act)
         if found.text == store.DENIED and bucket.scheme == "gs" and bucket.has_token:
-            return replace(found, advice=f"{found.advice}; {LISTS.format(bucket.name)}")
+            uniform = f"a token for a prefix needs uniform bucket-level access: {google.without_lists(bucket)}"
+            return replace(found, advice=f"{found.advice}; {uniform}")
         return found
 
     def list_() -> str:

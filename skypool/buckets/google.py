@@ -63,6 +63,11 @@ def as_s3(bucket: Bucket) -> Bucket:
     return replace(bucket, url=f"s3{bucket.url.removeprefix('gs')}", endpoint=bucket.endpoint or ENDPOINT)
 
 
+def without_lists(bucket: Bucket) -> str:
+    """Return the command that gives a bucket uniform access: none by lists of single objects any more."""
+    return f"`gcloud storage buckets update gs://{bucket.name} --uniform-bucket-level-access`"
+
+
 def opened(
     bucket: Bucket, common: Mapping[str, Any], tokens: Callable[[], Sequence[str]] | None, unsigned: bool
 ) -> GCSStore:

@@ -55,7 +55,7 @@ class DataFolder(NamedTuple):
 
     @property
     def login(self) -> str:
-        """How machines log in, as of `Bucket.login`."""
+        """The way in which machines log in, as of `Bucket.login`."""
         return "temporary" if self.bucket.role else "identity" if self.bucket.identity else "keys"
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""How a node logs in to a bucket, by what an order says."""
+"""`place_of`: the bucket of an order, with the login that a node uses there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast files are sent, since when others wait, and when to try again. Any thread may use these classes."""
+"""Measures how fast files are sent and how long others wait, and makes pauses. Any thread may use these classes."""
 
 from __future__ import annotations
 

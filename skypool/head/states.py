@@ -381,7 +381,7 @@ ClientAction = WriteLedger | RenewTags | Send | EndMachine | Tell
 
 
 class Party(Enum):
-    """Who may own the machine."""
+    """The two parties that may own the machine."""
 
     CLIENT = "client"
     RUNNER = "runner"
@@ -432,7 +432,7 @@ class Agent:
 
     @property
     def owner(self) -> Party:
-        """Whose frames are obeyed, and extend the lease."""
+        """The party whose frames are obeyed, and extend the lease."""
         return Party.RUNNER if self.is_committed else Party.CLIENT
 
 
