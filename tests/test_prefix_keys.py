@@ -137,7 +137,7 @@ def test_a_pool_saves_and_brings_back_with_temporary_credentials_of_a_store_that
     with stores.seaweedfs(tmp_path / "store", roles=True) as server:
         log_in(monkeypatch, {"AWS_ACCESS_KEY_ID": "owner", "AWS_SECRET_ACCESS_KEY": secret_of("owner")})
         bucket = Bucket("s3://models/runs/x", server.endpoint, role=stores.ROLE)
-        files = {"a": "1", "step-3/model": "2" * (9 << 20)}
+        files = {"a": "1", "kept": "private", "step-3/model": "2" * (9 << 20)}
         with pool(tmp_path, save={"out": bucket}) as first:
             write(files) >> first
         (tmp_path / "work/out").rename(tmp_path / "work/former")
@@ -153,3 +153,4 @@ def test_a_pool_saves_and_brings_back_with_temporary_credentials_of_a_store_that
             with pytest.raises(Exception) as refused:  # noqa: PT011 - what it means is compared
                 REQUESTS[what](opened)
             assert store.trouble(refused.value).text == store.DENIED, what
+        assert objects.read(opened, "kept") == b"private"

@@ -289,7 +289,7 @@ def write_half() -> None:
 
 @pytest.mark.slow
 def test_what_a_call_was_writing_that_is_stopped_replaces_no_former_file(place: Path) -> None:
-    with pytest.raises(LifetimeExceeded), pool(place, max_lifetime=24, drain=4) as made:
+    with pytest.raises(LifetimeExceeded), pool(place, max_lifetime=45, drain=4) as made:
         write({"model": "whole"}) >> made
         eventually(lambda: kept(place) == {"model": "whole"}, 30, "the whole file")
         write_half() >> made

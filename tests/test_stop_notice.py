@@ -216,7 +216,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_a_call_is_told_before_the_lifetime_is_over_and_what_it_saves_then_is_kept(place: Path) -> None:
-    made = pool(place, max_lifetime=20, drain=4, lease=20)
+    made = pool(place, max_lifetime=45, drain=4, lease=20)
     with pytest.raises(LifetimeExceeded), made:
         wait_for_end() >> made
     reason, left = (place / "told").read_text().split()
