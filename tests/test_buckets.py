@@ -82,6 +82,7 @@ def test_a_url_that_names_no_place_is_refused(url: Any, why: str) -> None:
         ({"endpoint": "https://me:secret-word@example.com"}, "without credentials"),
         ({"endpoint": "http://example.com:99999"}, "the address of a server"),
         ({"url": "file:///runs", "endpoint": "http://a"}, "a folder has no endpoint"),
+        ({"endpoint": "http://192.0.2.1:9", "role": stores.ROLE}, "would send temporary keys for .* unencrypted"),
         ({"keys": "secret-word"}, "a list of names"),
         ({"keys": ("ID",)}, "has 1 names"),
         ({"keys": ("AKIA/secret-word", "x")}, "takes names of variables"),

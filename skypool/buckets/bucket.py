@@ -38,7 +38,8 @@ class Bucket:
         url: "s3://NAME/PREFIX" for a store with the protocol of S3, "gs://NAME/PREFIX" for Google Cloud Storage, or
             "file:///FOLDER". The prefix may be left out.
         endpoint: the URL of a store with this protocol. Default "": AWS, or what the login of this computer names; for
-            gs://, Google. One that gets tokens, with gs:// and no HMAC key, begins with https:// or is this computer.
+            gs://, Google. One that gets tokens, with gs:// and no HMAC key, or that makes temporary keys for a role,
+            begins with https:// or is this computer.
         region: the region of the bucket. Default "": it is looked up; with an endpoint, what such stores expect.
         keys: the names of the variables with the access key, with its secret, and with a session token if there is one.
             For gs://, the HMAC key and its secret, or an access token alone. Default (): to save, a machine gets
@@ -69,11 +70,8 @@ class Bucket:
         if isinstance(self.keys, str) or not all(isinstance(each, str) for each in self.keys):
             raise UsageError("keys of a bucket is a list of names of variables, not one text")
         object.__setattr__(self, "keys", tuple(self.keys))
-        if scheme == "gs" and self.endpoint and len(self.keys) != 2 and not is_private(self.endpoint):
-            raise UsageError(
-                f"{self.endpoint} would get tokens for {self.url} unencrypted, which everybody on the way can use; "
-                "name an address with https://, or an HMAC key and its secret as its keys"
-            )
+        if self.endpoint and not is_private(self.endpoint):
+            self._check_unencrypted(scheme)
         if not self.keys:
             return
         if scheme == "file":
@@ -114,6 +112,19 @@ class Bucket:
             )
         if self.identity and self.endpoint and scheme != "gs":  # Google's cloud has several endpoints
             raise UsageError(f"a machine has an identity at its own cloud only; leave the endpoint of {self.url} out")
+
+    def _check_unencrypted(self, scheme: str) -> None:
+        """Raise UsageError if an endpoint without encryption would get or send what logs in to the bucket."""
+        if scheme == "gs" and len(self.keys) != 2:
+            raise UsageError(
+                f"{self.endpoint} would get tokens for {self.url} unencrypted, which everybody on the way can use; "
+                "name an address with https://, or an HMAC key and its secret as its keys"
+            )
+        if self.role:
+            raise UsageError(
+                f"{self.endpoint} would send temporary keys for {self.url} unencrypted, which everybody on the way can "
+                "use; name an address with https://, or the variables of keys that reach this prefix alone"
+            )
 
     @property
     def login(self) -> Login:
