@@ -493,20 +493,24 @@ def test_a_node_whose_agent_ends_while_its_mover_waits_for_its_next_start_saves_
     with suppress(sky.ConnectionLost), made:
         write({"a": "1"}) >> made
         eventually(lambda: kept(place), 30, "the first file")
-        killed = set[int]()
 
-        def next_ones() -> set[int]:
-            return {*processes_in("both-killed", "skypool.data.mover")} - killed
+        def movers() -> set[int]:
+            return {*processes_in("both-killed", "skypool.data.mover")}
+
+        def has_begun() -> bool:
+            with socket.socket(socket.AF_UNIX) as asked:
+                return asked.connect_ex(str(nodes("both-killed")[0] / SOCKET)) == 0
 
         for _ in range(5):  # the next one begins after 8 seconds
-            eventually(next_ones, 30, "the next mover")
-            for each in next_ones():
+            eventually(has_begun, 30, "the work of the mover")
+            time.sleep(0.5)  # the agent knows of it
+            killed = movers()
+            for each in killed:
                 os.kill(each, signal.SIGKILL)
-                killed.add(each)
-        eventually(next_ones, 30, "the one that waits")
+            eventually(lambda: movers() - killed and not movers() & killed, 30, "the next mover")
+        time.sleep(1)  # it would have begun, if it did not wait
         Path("out/late").write_text("2")
-        with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as asked:
-            asked.connect(str(nodes("both-killed")[0] / SOCKET))
+        assert not has_begun()
         for each in processes_in("both-killed", "skypool-agent"):
             os.kill(each, how)
         eventually(lambda: kept(place) == {"a": "1", "late": "2"}, 30, "the last file")
