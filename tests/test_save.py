@@ -494,8 +494,10 @@ def test_a_node_whose_agent_ends_while_its_mover_waits_for_its_next_start_saves_
         write({"a": "1"}) >> made
         eventually(lambda: kept(place), 30, "the first file")
 
-        def movers() -> set[int]:
-            return {*processes_in("both-killed", "skypool.data.mover")}
+        killed = set[int]()
+
+        def next_ones() -> set[int]:
+            return {*processes_in("both-killed", "skypool.data.mover")} - killed
 
         def has_begun() -> bool:
             with socket.socket(socket.AF_UNIX) as asked:
@@ -504,10 +506,10 @@ def test_a_node_whose_agent_ends_while_its_mover_waits_for_its_next_start_saves_
         for _ in range(5):  # the next one begins after 8 seconds
             eventually(has_begun, 30, "the work of the mover")
             time.sleep(0.5)  # the agent knows of it
-            killed = movers()
-            for each in killed:
+            for each in next_ones():
                 os.kill(each, signal.SIGKILL)
-            eventually(lambda: movers() - killed and not movers() & killed, 30, "the next mover")
+                killed.add(each)
+            eventually(next_ones, 30, "the next mover")
         time.sleep(1)  # it would have begun, if it did not wait
         Path("out/late").write_text("2")
         assert not has_begun()
