@@ -175,9 +175,7 @@ def _reach(statement: Policy, principal: str, bounded: bool) -> str:
     if not negated:
         return next(iter(fits), "")
     _require(statement["Effect"] == "Deny", f"{statement}: NotPrincipal must be used with Deny")
-    _require(
-        bounded or fits in ([*parts], ["account"], []), f"{block} must name all of {principal}, its role and account"
-    )
+    _require(bounded or fits in ([*parts], ["account"], []), f"{block} must name all of {principal}, role and account")
     return "self" if bounded or fits != [*parts] else ""  # every principal that has a permissions boundary is denied
 
 
