@@ -6,18 +6,17 @@ The rules are of https://docs.aws.amazon.com/IAM/latest/UserGuide/, read on 2026
 March 2026: reference_policies_ grammar, variables, multi-value-conditions, evaluation-logic_policy-eval-denyallow and
 elements_*, and access_policies_boundaries. What is not covered is refused with ValueError where it shows: principals
 other than users and role sessions, other accounts, trust and key policies, BinaryEquals, and dates without a time.
-Resource control policies are not covered, either.
+Neither are resource control policies.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import partial
 from ipaddress import ip_address, ip_network
 from operator import eq, ge, gt, le, lt
 from typing import Any, Literal
@@ -25,16 +24,22 @@ from typing import Any, Literal
 Decision = Literal["allow", "explicit deny", "implicit deny"]
 Policy = Mapping[str, Any]
 Context = Mapping[str, str | list[str]]
-Test = Callable[[str], bool]
 _ASKING = r"arn:aws[a-z-]*:(iam|sts)::\d{12}:(user|assumed-role/[\w+=,.@-]+)/[\w+=,.@/-]+"
 _PRINCIPAL = rf"\*|\d{{12}}|{_ASKING}|arn:aws[a-z-]*:(iam|sts)::\d{{12}}:(root|(role|federated-user)/[\w+=,.@/-]+)"
-_NUMBER = r"[+-]?\d+(\.\d+)?"
-_DATE = r"\d{5,}|\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)"  # seconds since 1970, or ISO 8601
 _FORMS = {  # what a policy's string must be; variables stand after the fifth colon of a Resource only
     "Action": (r"\*|[\w-]+:[\w*?]+", "an action such as ec2:Describe*"),
     "Resource": (r"\*|arn:[^:$]+:[^:*?$]+:[^:$]*(:[^:$]*(:.*)?)?", "an ARN that Resource may have"),
-    "arn": (r"arn:((\$\{[^{}]*\}|[^:$])*:){4}.*", "a pattern for the six parts of an ARN"),
+    "Arn": (r"arn:((\$\{[^{}]*\}|[^:$])*:){4}.*", "a pattern for the six parts of an ARN"),
 }
+_DATE = r"\d{5,}|\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)"  # seconds since 1970, or ISO 8601
+_TYPES: dict[str, tuple[str, Callable[[str], Any]]] = {  # values that are compared: their form, and how they are read
+    "Bool": ("true|false", str),
+    "Numeric": (r"[+-]?\d+(\.\d+)?", Decimal),
+    "Date": (_DATE, lambda at: datetime.fromisoformat(at) if "T" in at else datetime.fromtimestamp(int(at), UTC)),
+}
+_COMPARE = {"Equals": eq, "LessThan": lt, "LessThanEquals": le, "GreaterThan": gt, "GreaterThanEquals": ge}
+_OPERATORS = {"StringEquals", "StringEqualsIgnoreCase", "StringLike", "ArnEquals", "ArnLike", "IpAddress", "Bool"}
+_OPERATORS |= {f"{kind}{name}" for kind in ("Numeric", "Date") for name in _COMPARE}
 
 
 def _require(condition: object, message: str) -> None:
@@ -67,11 +72,11 @@ def _strings(value: object) -> list[str]:
     return [one if isinstance(one, str) else json.dumps(one) for one in each]
 
 
-def _pattern(text: str, context: Context, kind: str) -> Test:
+def _pattern(kind: str, text: str, context: Context) -> Callable[[str], bool]:
     """Return the test that a policy's string stands for. With a variable that has no value it matches nothing.
 
-    Wildcards match all characters; none in the kinds "exact" and "caseless". In "arn" they match no colons before the
-    sixth part; in "Resource" no colons at all, except for a `*` that ends a part, which goes on across colons.
+    Wildcards match all characters; none in StringEquals. In the kind "Arn" they match no colons before the sixth part;
+    in "Resource" no colons at all, except for a `*` that ends a part, which goes on across colons.
     """
     form, what = _FORMS.get(kind, (".*", ""))
     _require(re.fullmatch(form, text, re.DOTALL), f"{text!r} is not {what}")
@@ -84,69 +89,52 @@ def _pattern(text: str, context: Context, kind: str) -> Test:
                 raise ValueError(f"{text!r} has a ${{ that does not end, or is not a variable with one value")
             value = value or token["default"]
             regex += "(?!)" if value is None else re.escape(value)
-        elif token[0] in ("*", "?") and kind not in ("exact", "caseless"):
+        elif token[0] in ("*", "?") and not kind.startswith("StringEquals"):
             ends_part = token[0] == "*" and text[token.end() :][:1] in ("", ":")
-            crosses = {"arn": colons >= 5, "Resource": ends_part}.get(kind, True)
+            crosses = {"Arn": colons >= 5, "Resource": ends_part}.get(kind, True)
             regex += ("." if crosses else "[^:]") + token[0].replace("?", "")
         else:
             colons += token[0] == ":"
             regex += re.escape(token[0])
-    flags = re.DOTALL | (re.IGNORECASE if kind in ("Action", "caseless") else 0)
+    flags = re.DOTALL | (re.IGNORECASE if kind in ("Action", "StringEqualsIgnoreCase") else 0)
     return lambda value: re.fullmatch(regex, value, flags) is not None
 
 
-def _compared(form: str, read: Callable[[str], Any], compare: Callable[..., bool], text: str, _: Context) -> Test:
-    """Return the test of a value that is compared, as is the policy's string, by what both of them mean."""
+def _test(operator: str, text: str, context: Context) -> Callable[[str], bool]:
+    """Return the test that a condition operator stands for with one of the policy's strings."""
+    kind = next((kind for kind in ("Arn", "IpAddress", *_TYPES) if operator.startswith(kind)), operator)
+    if kind == "IpAddress":
+        _require("/" in text or ":" not in text, f"{text!r} needs a prefix: the documented default, /32, is for IPv4")
+        network = ip_network(text)
+        return lambda value: ip_address(value) in network
+    if kind not in _TYPES:
+        return _pattern(kind, text, context)
+    compare = _COMPARE.get(operator.removeprefix(kind), eq)
+    form, read = _TYPES[kind]
 
-    def parsed(text: str) -> Any:
+    def meaning(text: str) -> Any:
         _require(re.fullmatch(form, text), f"{text!r} does not have the form {form}")
         return read(text)
 
-    bound = parsed(text)
-    return lambda value: compare(parsed(value), bound)
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromtimestamp(int(text), UTC) if text.isdigit() else datetime.fromisoformat(text)
-
-
-def _within(text: str, _: Context) -> Test:
-    _require("/" in text or ":" not in text, f"{text!r} needs a prefix: the documented default, /32, is not for IPv6")
-    network = ip_network(text)
-    return lambda value: ip_address(value) in network
-
-
-_COMPARE = {"Equals": eq, "LessThan": lt, "LessThanEquals": le, "GreaterThan": gt, "GreaterThanEquals": ge}
-_OPERATORS: dict[str, Callable[[str, Context], Test]] = {
-    "StringEquals": partial(_pattern, kind="exact"),
-    "StringEqualsIgnoreCase": partial(_pattern, kind="caseless"),
-    "StringLike": partial(_pattern, kind="any"),
-    "ArnEquals": partial(_pattern, kind="arn"),
-    "ArnLike": partial(_pattern, kind="arn"),
-    "IpAddress": _within,
-    "Bool": partial(_compared, "true|false", str, eq),
-    **{f"Numeric{name}": partial(_compared, _NUMBER, Decimal, compare) for name, compare in _COMPARE.items()},
-    **{f"Date{name}": partial(_compared, _DATE, _moment, compare) for name, compare in _COMPARE.items()},
-}
+    bound = meaning(text)
+    return lambda value: compare(meaning(value), bound)
 
 
 def _holds(operator: str, found: str | list[str] | None, wanted: list[str], context: Context) -> bool:
     """Return True if a condition on one key holds. `found` is the context's value; None if the key is missing."""
-    given = [] if found is None else found if isinstance(found, list) else [found]
+    given = [found] if isinstance(found, str) else found or []
     if operator == "Null":
         return _holds("Bool", json.dumps(not any(given)), wanted, context)
     match = re.fullmatch(r"(ForAllValues:|ForAnyValue:)?(\w+?)(IfExists)?", operator)
     quantifier, name, if_exists = match.groups() if match else ("", operator, "")
     base = re.sub("(?<!Than)Not(?=Equals|Like|Ip)", "", name)
-    negated = base != name
     _require(base in _OPERATORS, f"{operator!r} is not a condition operator that this evaluator knows")
     _require(quantifier or not isinstance(found, list), f"{operator} needs ForAllValues: or ForAnyValue: for {found}")
-    tests = [_OPERATORS[base](each, context) for each in wanted]
+    tests = [_test(base, each, context) for each in wanted]
     if found is None and (if_exists or not quantifier):
-        return bool(if_exists) or negated
-    if quantifier and not any(given):  # the key is missing, or its values are empty
-        return bool(quantifier == "ForAllValues:")
-    met = [any(test(value) for test in tests) != negated for value in given]
+        return bool(if_exists) or base != name
+    given = given if any(given) or not quantifier else []  # a set with empty values only is as a missing key
+    met = [any(test(value) for test in tests) != (base != name) for value in given]
     return any(met) if quantifier == "ForAnyValue:" else all(met)
 
 
@@ -157,19 +145,18 @@ def _listed(statement: Policy, element: str) -> tuple[bool, Any]:
     return negated, statement[f"Not{element}" if negated else element]
 
 
-def _applies(statement: Policy, request: Request, context: Context) -> bool:
-    """Return True if a statement covers action and resource of a request, and its conditions are met."""
-    met = []
+def _met(statement: Policy, request: Request, context: Context) -> Iterator[bool]:
+    """Yield for action and resource if a statement covers them, and for each condition if it is met."""
     for element, value in (("Action", request.action), ("Resource", request.resource)):
         negated, listed = _listed(statement, element)
-        covered = [_pattern(each, context, element)(value) for each in _strings(listed)]
-        met.append(any(covered) != negated)
+        tests = [_pattern(element, each, context) for each in _strings(listed)]
+        yield any(test(value) for test in tests) != negated
     conditions = statement.get("Condition", {})
     known = isinstance(conditions, Mapping) and all(isinstance(keys, Mapping) for keys in conditions.values())
     _require(known, f"{conditions} are not conditions")
     for operator, keys in conditions.items():
-        met += [_holds(operator, context.get(key.lower()), _strings(wanted), context) for key, wanted in keys.items()]
-    return all(met)
+        for key, wanted in keys.items():
+            yield _holds(operator, context.get(key.lower()), _strings(wanted), context)
 
 
 def _reach(statement: Policy, principal: str, bounded: bool) -> str:
@@ -181,27 +168,23 @@ def _reach(statement: Policy, principal: str, bounded: bool) -> str:
     named = _strings(block["AWS"]) if "AWS" in block else []
     _require(all(re.fullmatch(_PRINCIPAL, each) for each in named), f"{named}: not principals this evaluator knows")
     account, kind, name = re.split("[:/]", principal)[4:7]
-    parts = {"self": rf"\*|{re.escape(principal)}"}
-    if kind == "assumed-role":
-        parts["role"] = rf"arn:[^:]+:iam::{account}:role/(.+/)?{re.escape(name)}"
-    parts["account"] = rf"{account}|arn:[^:]+:iam::{account}:root"
+    itself = rf"\*|{re.escape(principal)}"  # of a user, who has no role, it stands for the role, too
+    role = rf"arn:[^:]+:iam::{account}:role/(.+/)?{re.escape(name)}" if kind == "assumed-role" else itself
+    parts = {"self": itself, "role": role, "account": rf"{account}|arn:[^:]+:iam::{account}:root"}
     fits = [part for part, form in parts.items() if any(re.fullmatch(form, each) for each in named)]
     if not negated:
-        return fits[0] if fits else ""
+        return next(iter(fits), "")
     _require(statement["Effect"] == "Deny", f"{statement}: NotPrincipal must be used with Deny")
-    if bounded:  # such a statement denies every principal that has a permissions boundary
-        return "self"
-    _require(fits in ([*parts], ["account"], []), f"{block} must name all of {[*parts]} of {principal}")
-    return "" if fits == [*parts] else "self"
+    _require(bounded or fits in ([*parts], ["account"], []), f"{block} must name all of {principal}, role and account")
+    return "self" if bounded or fits != [*parts] else ""  # every principal that has a permissions boundary is denied
 
 
-def _effects(kind: str, policies: Sequence[Policy], request: Request, bounded: bool) -> set[tuple[str, str]]:
-    """Return effect and reach of each statement that applies. All are evaluated, so a mistake in any one is found."""
+def _effects(kind: str, policies: Sequence[Policy], request: Request, bounded: bool) -> Iterator[tuple[str, str]]:
+    """Yield effect and reach of each statement that applies. All are evaluated, so a mistake in any one is found."""
     context = {key.lower(): value for key, value in request.context.items()}
     elements = {"Sid", "Effect", "Condition", "Action", "NotAction", "Resource", "NotResource"}
     elements |= {"Principal", "NotPrincipal"} if kind == "resource" else set()
     optional = {"Version", "Id"} if kind == "resource" else {"Version"}
-    found = set()
     for policy in policies:
         version = policy.get("Version", "2008-10-17")
         known = version in ("2008-10-17", "2012-10-17") and policy.keys() - optional == {"Statement"}
@@ -217,9 +200,8 @@ def _effects(kind: str, policies: Sequence[Policy], request: Request, bounded: b
             effect = (statement["Effect"], reach)
             unclear = effect == ("Allow", "account") and "aws:principalarn" in str(statement).lower()
             _require(not unclear, f"{statement}: it is not documented what an account with aws:PrincipalArn grants")
-            if _applies(statement, request, context) and reach:
-                found.add(effect)
-    return found
+            if all([*_met(statement, request, context)]) and reach:
+                yield effect
 
 
 def decide(
@@ -239,7 +221,7 @@ def decide(
     _require(not (resource and own_rules), "trust policies of roles and policies of KMS keys are not covered")
     _require(session is None or ":assumed-role/" in request.principal, f"{request.principal} is not a session")
     given = {"identity": identity, "resource": resource, "session": session, "boundary": boundary, "scp": scp}
-    found = {kind: _effects(kind, policies or (), request, boundary is not None) for kind, policies in given.items()}
+    found = {kind: {*_effects(kind, policies or (), request, boundary is not None)} for kind, policies in given.items()}
     allowing = {kind for kind, policies in given.items() if policies is None or ("Allow", "self") in found[kind]}
     if request.action.lower() == "sts:getcalleridentity":  # needs no permission, and no Deny prevents it
         return "allow"
@@ -248,6 +230,5 @@ def decide(
     # A policy of the resource that names who asks, or "*", is limited by SCPs only. One that names the role of the
     # session counts like an identity policy. One that names the account adds nothing.
     granted = "identity" in allowing or ("Allow", "role") in found["resource"]
-    if "scp" in allowing and ("resource" in allowing or (granted and {"boundary", "session"} <= allowing)):
-        return "allow"
-    return "implicit deny"
+    allowed = "scp" in allowing and ("resource" in allowing or (granted and {"boundary", "session"} <= allowing))
+    return "allow" if allowed else "implicit deny"
