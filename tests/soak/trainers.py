@@ -318,8 +318,8 @@ def lived(
         is_soak: False for one kill, which comes after a checkpoint was saved. Only the last checkpoint is loaded then.
     """
     training = Training(kind, folder, store, python, chance)
-    kills = chance.choice((1, 1, 2)) if is_soak else 1
     is_saved = chance.random() < 0.5 if is_soak else True
+    kills = chance.choice((1, 1, 2) if is_saved else (2, 3, 4)) if is_soak else 1
     removes = is_soak and chance.random() < 0.3
     try:
         training.live(kills, is_saved, removes, loads=is_soak)
