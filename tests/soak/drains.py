@@ -69,22 +69,26 @@ def client(said: Mapping[str, Any]) -> int:
     pool.events.listen(hear)
     kind, number = said["kind"], int(said["options"].get("nodes", 1))
     goes_on = kind not in ("leave", "smaller")
-    with contextlib.suppress(sky.LifetimeExceeded, sky.ConnectionLost, sky.PoolClosed), pool:
-        sizes, rate, burst, seconds = said["writes"]
-        calls = [
-            pool.submit(keep_writing, said["log"], f"of-{each}", sizes, rate, burst, seconds, goes_on)
-            for each in range(number)
-        ]
-        if kind == "stop":
-            sys.stdin.readline()
-            pool.stop()
-        if kind == "smaller":
-            calls[1].result()
-            pool.resize(1)
-        for going in calls:
-            going.result()
+    ended = ""
+    try:
+        with pool:
+            sizes, rate, burst, seconds = said["writes"]
+            calls = [
+                pool.submit(keep_writing, said["log"], f"of-{each}", sizes, rate, burst, seconds, goes_on)
+                for each in range(number)
+            ]
+            if kind == "stop":
+                sys.stdin.readline()
+                pool.stop()
+            if kind == "smaller":
+                calls[1].result()
+                pool.resize(1)
+            for going in calls:
+                going.result()
+    except (sky.LifetimeExceeded, sky.ConnectionLost, sky.PoolClosed) as e:
+        ended = f"{type(e).__name__}: {e}"
     told = [{"unsaved": each.unsaved, "whole": each.whole, "phase": each.phase} for each in last.values()]
-    print(json.dumps({"folders": told, "notices": notices}), flush=True)
+    print(json.dumps({"folders": told, "notices": notices, "ended": ended}), flush=True)
     return 0
 
 
