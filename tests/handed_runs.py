@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,9 +27,8 @@ STOCK = [Stock("gpu-8", 36.0, "H100:8"), Stock("small", 0.1)]
 
 
 def cloud_at(folder: Path | str) -> FakeCloud:
-    made = FakeCloud(folder, stock=STOCK, machines=False, patience=0.3)
-    list(made.offers(Need()))
-    return made
+    list(FakeCloud(folder, stock=STOCK, machines=False).offers(Need()))
+    return FakeCloud(folder, machines=False, patience=0.3)
 
 
 async def _pause(seconds: float) -> None:
@@ -37,6 +37,7 @@ async def _pause(seconds: float) -> None:
 
 def rented(cloud: FakeCloud, name: str = "train", budget: float | None = 100.0) -> Supply:
     """The supply of a pool with one machine, which this process has rented."""
+    cloud = replace(cloud, stock=None)  # the ledger can record the rest
     pool = sky.ComputePool(cloud, accelerator="H100:8", name=name, budget=budget, lease=600, console="off")
     supply = supply_of(pool)
     asyncio.run(supply.look())

@@ -372,7 +372,7 @@ class Forgetful(FakeCloud):
 
 def test_a_tag_that_the_provider_does_not_show_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supply, "_TO_SHOW", 0.0)
-    forgetful = Forgetful(tmp_path / "cloud", stock=cloud_at(tmp_path / "cloud").stock, machines=False)
+    forgetful = Forgetful(cloud_at(tmp_path / "cloud").state, machines=False)
     with pytest.raises(ProviderError, match="does not list i-0001 as needed until"):
         RunAccount(rented(forgetful), CLAIM, 3600.0).renew_tags()
 
@@ -395,11 +395,11 @@ def swept(cloud: FakeCloud, ledger: Ledger | None) -> list[str]:
 
 
 @pytest.mark.parametrize("has_ledger", [True, False], ids=["ledger", "tags alone"])
-@pytest.mark.parametrize("state", [State.DETACHING, State.DETACHED])
+@pytest.mark.parametrize("how_far", [State.DETACHING, State.DETACHED])
 def test_gc_ends_a_run_after_its_end_and_not_before(
-    cloud: FakeCloud, has_ledger: bool, state: State, process: Start
+    cloud: FakeCloud, has_ledger: bool, how_far: State, process: Start
 ) -> None:
-    client = process("handed_runs", cloud.state, "train", state.value)
+    client = process("handed_runs", cloud.state, "train", how_far.value)
     client.kill()
     client.communicate()
     ledger = Ledger.here() if has_ledger else None
