@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import skypool as sky
 from skypool.head.states import Claim, Entry
 from skypool.head.states import Ledger as State
-from skypool.model import Need
+from skypool.model import Instance, Leftover, Need
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record, newest
 from skypool.rental.run_account import RunAccount
@@ -68,6 +68,12 @@ def record_of(name: str = "train") -> Record:
     return found
 
 
+def untils(cloud: FakeCloud, name: str = "train") -> list[datetime]:
+    """The times until which the machines and other things of a pool are needed, as their tags say."""
+    things: list[Instance | Leftover] = [*cloud.instances(pool=name), *cloud.leftovers(pool=name)]
+    return [each.until for each in things if each.until is not None]
+
+
 def passed(cloud: FakeCloud, seconds: float, name: str = "train") -> None:
     """So many seconds have passed, for the ledger and for the tags at the provider."""
     file, session = Ledger.here().file, record_of(name).session
@@ -75,8 +81,7 @@ def passed(cloud: FakeCloud, seconds: float, name: str = "train") -> None:
     for table, names in columns.items():
         for column in names.split():
             change(file, f"UPDATE {table} SET {column} = {column} - ? WHERE session = ?", seconds, session)
-    times = [each.until for each in (*cloud.instances(pool=name), *cloud.leftovers(pool=name)) if each.until]
-    if times:
+    if times := untils(cloud, name):
         cloud.renew(name, max(times) - timedelta(seconds=seconds))
 
 

@@ -27,7 +27,7 @@ from skypool.rental.records import RunRecord
 from skypool.rental.run_account import ENDING, RunAccount
 from skypool.rental.run_state import state_of
 from skypool.testing import FakeCloud
-from tests.handed_runs import cloud_at, handed, passed, record_of, rented
+from tests.handed_runs import cloud_at, handed, passed, record_of, rented, untils
 from tests.test_ledger import change, rent
 
 ROOT = Path(__file__).parent.parent
@@ -263,9 +263,9 @@ def test_a_writer_that_is_killed_leaves_whole_entries(ledger: Ledger, process: S
     assert found == sorted(found, reverse=True)
     assert found[:3] == [3, 3, 3]
     assert sum(0 < each < 3 for each in found) <= 1, "the others were written whole or not at all"
-    for each in ledger.pools():  # the account is closed with the entry
-        assert each.run is not None
-        assert (each.ended is not None, not each.running) == (each.run.entry.state is State.ENDED,) * 2
+    for record in ledger.pools():  # the account is closed with the entry
+        assert record.run is not None
+        assert (record.ended is not None, not record.running) == (record.run.entry.state is State.ENDED,) * 2
 
 
 # --- names, takeovers and caps -------------------------------------------------------------------------------
@@ -332,20 +332,15 @@ def test_a_machine_is_not_charged_beyond_the_end_of_its_run(cloud: FakeCloud) ->
 # --- the tags ------------------------------------------------------------------------------------------------
 
 
-def untils(cloud: FakeCloud) -> set[float]:
-    things = (*cloud.instances(pool="train"), *cloud.leftovers(pool="train"))
-    return {each.until.timestamp() for each in things if each.until is not None}
-
-
 def test_the_tags_have_the_end_of_the_run_and_no_renewal_changes_that(cloud: FakeCloud) -> None:
     made = rented(cloud)
     account = RunAccount(made, CLAIM, 60.0)
     account.write(Entry(State.DETACHING))
     account.renew_tags()
-    (until,) = untils(cloud)
-    assert 0 <= until - account.latest < 2, "also where the lease is longer than the run"
+    (until,) = set(untils(cloud))
+    assert 0 <= until.timestamp() - account.latest < 2, "also where the lease is longer than the run"
     made.renew()
-    assert untils(cloud) == {until}
+    assert set(untils(cloud)) == {until}
 
 
 def test_a_tag_that_cannot_be_written_is_an_error(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
