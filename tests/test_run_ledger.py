@@ -27,6 +27,7 @@ from skypool.rental.records import RunRecord
 from skypool.rental.run_account import ENDING, RunAccount
 from skypool.rental.run_state import state_of
 from skypool.testing import FakeCloud
+from tests.conftest import eventually
 from tests.handed_runs import cloud_at, handed, passed, record_of, rented, untils
 from tests.test_ledger import change, rent
 
@@ -457,6 +458,18 @@ def test_what_another_command_has_seen_is_written_by_a_function_of_the_entry(led
     assert run_of(ledger).entry == Entry(State.ENDED, Outcome.LOST)
     ledger.mark("train", lambda entry: seen_ended(entry, Outcome.ENDED))
     assert run_of(ledger).entry == Entry(State.ENDED, Outcome.ENDED)
+
+
+def test_a_second_ctrl_c_starts_no_process_that_ends_a_machine_of_a_run(state: Path) -> None:
+    with sky.ComputePool(name="given", slots=1, console="off") as pool:
+        engine = pool._sender.working()
+        engine.life.given_away = frozenset({0})
+        engine.hand_over_now()
+        assert not (state / "skypool" / "reaper").exists()
+        engine.life.given_away = None
+        engine.hand_over_now()
+        assert (state / "skypool" / "reaper").exists()
+        eventually(lambda: record_of("given").ended is not None, 60, "the end of the machine")
 
 
 # --- the state of a run --------------------------------------------------------------------------------------
