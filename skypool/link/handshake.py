@@ -9,7 +9,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from skypool.errors import ConnectionLost, ProtocolError, PythonMismatch, TakenOver, protocol_violation
 from skypool.link import agent_messages
@@ -41,6 +41,7 @@ class Handshake:
         linger: returns None for no limit, or two numbers of seconds. The node ends itself when the first has passed and
             no call runs, but not before the second has passed since its last call.
         longest: the most bytes of the WELCOME; None for the limit of every message.
+        heir: the word by which the agent knows its new owner, as which this client comes; "" for any other client.
     """
 
     node: int
@@ -49,6 +50,7 @@ class Handshake:
     awaited: Callable[[], Collection[int]]
     linger: Callable[[], tuple[float, float] | None] = lambda: None
     longest: int | None = None
+    heir: str = field(default="", repr=False)
 
     async def perform(
         self, stream: CommandStream, decoder: Decoder, start: bool, epoch: int = 0
@@ -121,6 +123,8 @@ class Handshake:
             "epoch": epoch,
             "linger": self.linger(),
         }
+        if self.heir:
+            hello["heir"] = self.heir
         await loop.sock_sendall(stream.socket, b"".join(long_frame(Kind.HELLO, hello)))
         return await self._welcome(stream, decoder, rest)
 

@@ -96,7 +96,7 @@ class Takeover:
         try:
             for each in handover.nodes:
                 self._agents.note_trust(each.instance, each.trust)
-                await self._open(each.instance, each.access, each.python)
+                await self._open(each.instance, each.access, each.python, handover.heir)
         except BaseException as e:
             await self._give_back(e)
             raise
@@ -113,10 +113,10 @@ class Takeover:
                 await self._give_back(e)
             raise
 
-    async def _open(self, instance: Instance, access: Access, python: str) -> None:
+    async def _open(self, instance: Instance, access: Access, python: str, heir: str = "") -> None:
         if self._terms.spares is not None:
             self._terms.spares.connect(instance.node, access)
-        await self._agents.open(instance, access, python, attach=True)
+        await self._agents.open(instance, access, python, attach=True, heir=heir)
         if self.early is not None:
             raise self.early
 

@@ -389,7 +389,9 @@ class ProgramRun:
             words[0] = "python3"
         places = {end.node: (end.folder, programs[end.node]) for end in self._ends}
         procs = (self.procs or 1) if self.is_gang else None
-        return ProgramCall(tuple(words), places, self.target.folder, dict(self.env), self._output, procs, self.on_notice)
+        return ProgramCall(
+            tuple(words), places, self.target.folder, dict(self.env), self._output, procs, self.on_notice
+        )
 
     def log(self, rank: int, stream: int, data: bytes) -> None:
         """Keep output, which has no secrets any more, in the logs of the pool. Each process has a thread of its own."""

@@ -75,7 +75,9 @@ class RunStatus:
                 saved=str(said["saved"]),
             )
         except (KeyError, TypeError, ValueError) as e:
-            raise SkypoolError(f"the status of a run is not valid: {type(e).__name__}: {e}; its file was damaged") from e
+            raise SkypoolError(
+                f"the status of a run is not valid: {type(e).__name__}: {e}; its file was damaged"
+            ) from e
 
 
 def folder_of(home: str, claim: Claim) -> str:

@@ -24,7 +24,9 @@ def packed(names: Sequence[str] = RUNNER) -> bytes:
         for name in names:
             spec = importlib.util.find_spec(name)
             if spec is None or not spec.submodule_search_locations:
-                raise ImportError(f"{name} cannot be sent to nodes, because it is not installed here; reinstall skypool")
+                raise ImportError(
+                    f"{name} cannot be sent to nodes, because it is not installed here; reinstall skypool"
+                )
             root = Path(spec.submodule_search_locations[0])
             for file in sorted(root.rglob("*.py")):
                 entry = zipfile.ZipInfo(f"{name}/{file.relative_to(root)}")
