@@ -240,8 +240,11 @@ class Terminations:
     def hand_over_now(self) -> None:
         """Let a new process end the machines. Raise SkypoolError if it cannot be started. Any thread may call this.
 
-        Without an account of a provider, the agents of the nodes are told to end the machines.
+        Without an account of a provider, the agents of the nodes are told to end the machines. Does nothing while it is
+        not known whether the nodes have another owner.
         """
+        if self._life.is_undecided:
+            return
         if self._supply is not None:
             self._life.notice(self._supply.terminate_in_background())
             return

@@ -61,6 +61,7 @@ class Supply:
         self._numbers = itertools.count()
         self._series = rental.session
         self._priced = time.monotonic()
+        self._needed_until = -math.inf  # by `time.monotonic`
         endings = Endings(drivers, rental)
         self.orders = Orders(drivers, rental, endings)
         self.terminate = endings.terminate
@@ -256,11 +257,16 @@ class Supply:
 
     def renew(self) -> None:
         """Renew the pool's lease in the tags of its machines. Errors of a provider are told to the user."""
-        for name, error in self._renewed(self._terms.lease):
+        for name, error in self._renewed(max(self._terms.lease, self._needed_until - time.monotonic())):
             self.rental.tell(
                 f"the lease in the tags of the machines of {name} could not be renewed; this is tried again soon: "
                 f"{error}"
             )
+
+    def renew_until(self, seconds: float) -> list[tuple[str, Exception]]:
+        """Renew the tags: the machines are needed for `seconds` more. Return (provider, error) for each that failed."""
+        self._needed_until = time.monotonic() + seconds
+        return list(self._renewed(seconds))
 
     def _renewed(self, seconds: float) -> Iterator[tuple[str, Exception]]:
         """Renew the tags: the machines are needed for `seconds` more. Yield (provider, error) for each that failed."""
