@@ -164,7 +164,12 @@ def test_a_machine_that_is_lost_is_ended_only_before_the_commit_was_asked_for(lo
 def test_a_signal_cancels_the_run(waits: type, end: str) -> None:
     """At first at once; when the commit was asked for, only when the agent has said that there is none."""
     machine = Machine(waits=waits)
-    threading.Thread(target=lambda: (machine.asked.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+
+    def interrupt() -> None:
+        machine.asked.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     assert machine.handing.run() is Said.NOT_STARTED
     assert machine.did[-1] == "end"
     assert end in machine.did

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
+from skypool.calls.options import Options
 from skypool.errors import ProtocolError, TakenOver
 from skypool.event_loop import Loop
 from skypool.head import messages
@@ -223,6 +224,13 @@ def test_a_gang_on_the_node_runs_and_its_first_failure_is_the_status(started: An
     runner.tell(ProgramOver(1, Program.ENDED))
     runner.hears(RunOver(Outcome.ENDED))
     assert runner.status.returncode == next(filter(None, statuses))
+
+
+def test_each_call_of_an_attempt_names_it_to_the_agent_also_those_of_ranks() -> None:
+    options = Options(output="silent").of_attempt(2).but({"procs": 2})
+    assert '"attempt":2' in options.header
+    assert '"attempt":2' in options.but({"retries": 0, "node": None}).header
+    assert "attempt" not in Options(output="silent").but({"procs": 2}).header
 
 
 def test_a_runner_without_an_agent_ends(started: Any) -> None:

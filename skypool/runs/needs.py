@@ -46,8 +46,10 @@ class Needs:
         [node] = handover.nodes
         is_here = isinstance(node.access.transport, Subprocess)
         folder = stored.folder_of(str(user_folders.state()) if is_here else node.access.home, claim)
-        here = replace(node, access=replace(node.access, transport=Subprocess()))
-        return cls(claim, replace(handover, nodes=(here,)), call, retries, folder, saved, pure_packages.packed())
+        here = replace(node, access=replace(node.access, transport=Subprocess(), env={}))
+        record = replace(handover.record, notes=())  # settings of drivers, of which there are none
+        given = replace(handover, record=record, nodes=(here,))
+        return cls(claim, given, call, retries, folder, saved, pure_packages.packed())
 
     def packed(self) -> bytes:
         """Return the needs as bytes, for a process with the same version of skypool."""

@@ -186,7 +186,7 @@ _NAME = re.compile(r"skypool-([0-9a-f]+)\.zip")
 @cache
 def _bundle() -> Bundle:
     """Return the zip from which this process runs, if any, or that of the cache folder. Otherwise make it."""
-    archive = Path(getattr(__loader__, "archive", ""))
+    archive = Path(getattr(sys.modules[__name__].__loader__, "archive", ""))
     if (named := _NAME.fullmatch(archive.name)) is not None:
         return Bundle(named[1], archive.stat().st_size, archive.read_bytes)
     folder = user_folders.cache() / "bundles"
