@@ -1,4 +1,4 @@
-"""The client's side of a hand-over: what `HandingOver` performs, with the agent's own state machine at the other end."""
+"""The client in a hand-over: what `HandingOver` performs, with the agent's own state machine at the other end."""
 
 from __future__ import annotations
 
