@@ -100,8 +100,7 @@ class Machine:
             raise LedgerError("the disk is full")
         self.entry = steps.merged(self.entry, entry)
 
-    def renew_tags(self, end: float) -> None:
-        assert end == 60.0
+    def renew_tags(self) -> None:
         if self._fails == "tags":
             raise OSError("no network")
 

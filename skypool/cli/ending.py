@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
+from skypool import clock
 from skypool.buckets import unfinished
 from skypool.buckets.bucket import Bucket
 from skypool.cli import output, unfinished_uploads
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolError, UsageError
+from skypool.head.states import Entry, Outcome
+from skypool.head.steps import seen_ended
 from skypool.model import Instance
 from skypool.rental.gc import Found, Survey, everyone, reconcile, survey, terminate_found
 from skypool.rental.ledger import Ledger
@@ -86,11 +89,17 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         )
     for line in _to_end(name, found, records):
         output.say(line)
-    _confirm(f"End pool {name!r}?", yes)
+    kept = [each for each in records if each.is_kept(clock.now())]
+    if kept:
+        output.say(f"pool {name}: its run belongs to its machine and goes on there; what it has not saved is lost")
+    _confirm(f"End {'run' if kept else 'pool'} {name!r}?", yes)
     if ledger is not None:
         ledger.ending(name)
     asked = [each for each in drivers if noted or each.name not in failures]
     terminate_all(asked, name, ledger, say=output.say)
+    if ledger is not None and any(isinstance(each.thing, Instance) for each in found):
+        for each in kept:  # a run whose outcome is known keeps it
+            ledger.mark(each.session, lambda entry: seen_ended(entry, _ended_by_user(entry)))
     if elsewhere := _of_others(found, records):
         terminate_found(elsewhere, say=output.say)
     for record in records:
@@ -110,6 +119,10 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         )
     else:
         output.say(f"pool {name} has ended")
+
+
+def _ended_by_user(entry: Entry) -> Outcome:
+    return Outcome.CANCELLED if entry.outcome in (None, Outcome.LOST) else entry.outcome
 
 
 def _drivers_of(records: Sequence[Record]) -> list[Driver]:

@@ -25,7 +25,7 @@ NODE_LATER = 5.0
 CEILING = "SKYPOOL_MAX_USD"
 START = 1200.0
 """Seconds for which a budget must pay: ten minutes to boot a machine and set it up, and ten of work."""
-_HEADROOM = 1.25
+HEADROOM = 1.25
 """Largest price of a spot machine in a pool with a budget, as a multiple of the price in the machine's offer.
 
 If the price rises above that, the provider takes the machine back. With a smaller factor, a pool would lose machines to
@@ -268,7 +268,7 @@ class Enforcement:
 
     def highest_price(self, offer: Offer) -> float | None:
         """Return the US dollars per hour above which a machine on this offer must end; None for no such price."""
-        return offer.usd_per_hour * _HEADROOM if self._is_capped(offer) else None
+        return offer.usd_per_hour * HEADROOM if self._is_capped(offer) else None
 
     def _is_capped(self, offer: Offer) -> bool:
         return self.budget is not None and offer.market == "spot"

@@ -51,8 +51,8 @@ class Owned(Protocol):
     def write(self, entry: Entry) -> None:
         """Write the entry of the run into the ledger, by the rule of `steps.merged`."""
 
-    def renew_tags(self, end: float) -> None:
-        """Renew the machine's tags: it is needed for `end` seconds more. Raises if a provider does not take them."""
+    def renew_tags(self) -> None:
+        """Renew the machine's tags until the written end. Raises if a provider does not take them."""
 
     def withhold(self) -> None:
         """Let nothing in this process end the machine from now on, as it may have another owner."""
@@ -137,9 +137,9 @@ class HandingOver:
         match action:
             case WriteLedger(entry):
                 owned.write(entry)
-            case RenewTags(end):
+            case RenewTags():
                 try:
-                    owned.renew_tags(end)
+                    owned.renew_tags()
                 except Exception as e:  # noqa: BLE001 - whatever it is, the tags would let `gc` end the machine
                     self.why = f"the tags of the machine could not be renewed: {e}"
                     self.hear(TagsFailed())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from skypool.compute_pool.compute_pool import ComputePool
-from skypool.errors import ConnectionLost, SkypoolError, TakenOver
+from skypool.errors import ConnectionLost, TakenOver
 from skypool.event_loop import Loop
 from skypool.head import messages
 from skypool.head.states import ClientEvent, Entry, Prepare, ToAgent
+from skypool.rental.run_account import RunAccount
+from skypool.runs.needs import Needs
 from skypool.wire.frames import Kind, frame
 
 
@@ -17,12 +20,12 @@ class OwnedMachine:
 
     Args:
         pool: the pool.
-        needs: what the runner needs, packed.
-        write: writes the entry of the run into the ledger, by the rule of `steps.merged`.
+        needs: what the runner needs.
+        account: the run in the ledger and at the provider.
     """
 
-    def __init__(self, pool: ComputePool, needs: bytes, write: Callable[[Entry], None]) -> None:
-        self._pool, self._needs, self._write = pool, needs, write
+    def __init__(self, pool: ComputePool, needs: Needs, account: RunAccount) -> None:
+        self._pool, self._needs, self._account = pool, needs, account
         self._engine = pool._sender.working()
         [self._node] = pool.nodes
 
@@ -32,18 +35,19 @@ class OwnedMachine:
 
     def send(self, message: ToAgent) -> None:
         link = self._engine.connections.links.get(self._node)
-        if link is not None:
-            body = [self._needs] if isinstance(message, Prepare) else []
-            link.send(frame(Kind.HANDOVER, messages.to_json(message), body))
+        if link is None:
+            return
+        if isinstance(message, Prepare):
+            header = messages.to_json(replace(message, end=min(message.end, self._account.left)))
+            link.send(frame(Kind.HANDOVER, {**header, "folder": self._needs.folder}, [self._needs.packed()]))
+        else:
+            link.send(frame(Kind.HANDOVER, messages.to_json(message)))
 
     def write(self, entry: Entry) -> None:
-        self._write(entry)
+        self._account.write(entry)
 
-    def renew_tags(self, end: float) -> None:
-        supply = self._engine.supply
-        failed = [] if supply is None else supply.renew_until(end)
-        if failed:
-            raise SkypoolError("; ".join(f"{provider}: {error}" for provider, error in failed))
+    def renew_tags(self) -> None:
+        self._account.renew_tags()
 
     def withhold(self) -> None:
         Loop.shared().call(self._engine.takeover.withhold)

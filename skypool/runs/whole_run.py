@@ -25,7 +25,7 @@ from skypool.data.save_asked import SaveFolder, checked, refused_to_stranger, sa
 from skypool.drivers import Driver
 from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers, SkypoolError, UsageError
 from skypool.files.project import Project, Survey, surveyed
-from skypool.head.states import Claim, Entry, Said
+from skypool.head.states import Claim, Said
 from skypool.link.spares import Spares
 from skypool.model import Offer
 from skypool.offers.need import drivers_asked
@@ -37,6 +37,7 @@ from skypool.rental.budget import START, Budget, ceiling, start_words, usd_to_st
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import pool_name
 from skypool.rental.records import Record, newest
+from skypool.rental.run_account import RunAccount
 from skypool.runs import lingering, node_program, secret_values
 from skypool.runs.handing_over import HandingOver
 from skypool.runs.needs import Needs
@@ -599,11 +600,13 @@ class WholeRun:
         claim, call = Claim(pool.name), made.call(programs)
         [(copy, _)] = call.places.values()
         saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
-        end = min(made.seconds_left(), _LONGEST)
+        supply = pool._sender.working().supply
+        assert supply is not None  # it has rented the machine
+        account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST))
         needs = Needs.of(claim, pool._handed_over(), call, 0, saved)
         tell.stage("the machine, which takes the run over")
-        owned = OwnedMachine(pool, needs.packed(), self._write)
-        handing = HandingOver(claim, end, secrets.token_urlsafe(32), owned)
+        owned = OwnedMachine(pool, needs, account)
+        handing = HandingOver(claim, account.left, secrets.token_urlsafe(32), owned)
         owned.follow(handing.hear)
         said = handing.run()
         tell.stage("")
@@ -613,15 +616,12 @@ class WholeRun:
         owned.give_up()
         if said is Said.DETACHED:
             self.is_detached = True
-            tell.detached(pool.name, end)
+            tell.detached(pool.name, account.left)
             return 0
         raise SkypoolError(
             f"it is not known whether run {pool.name} belongs to its machine: {handing.why}; the machine ends in "
-            f"{span(end)} at the latest, and `skypool ps` shows what is there"
+            f"{span(account.left)} at the latest, and `skypool ps` shows what is there"
         )
-
-    def _write(self, entry: Entry) -> None:
-        """Write the entry of the run into the ledger."""
 
     def _save_rest(self, made: ProgramRun) -> None:
         """Have the last files saved to buckets, and tell what was saved."""
