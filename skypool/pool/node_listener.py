@@ -12,7 +12,7 @@ from skypool.calls.dispatch import Dispatch
 from skypool.devices.sample import NodeSample
 from skypool.errors import ConnectionLost
 from skypool.head.states import Status
-from skypool.link.agent_messages import Handed, ModuleAsked, Pong, Printed, Saved, Steps, Welcome
+from skypool.link.agent_messages import Handed, ModuleAsked, Pong, Printed, Saved, Steps, Taken, Welcome
 from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
 from skypool.pool.life import Life
@@ -90,6 +90,9 @@ class NodeListener:
                 self._hearer.on_saved(self._node, said.folders)
             elif isinstance(said, Handed):
                 self._hearer.on_handed(said.status)
+            elif isinstance(said, Taken):  # this process was the owner until just now
+                if said.handover is not None:
+                    self._hearer.on_handed(said.handover)
             elif isinstance(said, Steps):
                 if self._dispatch.gangs is not None:
                     self._dispatch.gangs.agreements.heard(self._node, said)
