@@ -3,13 +3,15 @@
 A JSON object has the name of the message as "is", and its fields: `{"is": "starts", "attempt": 1}`. Fields that are not
 known are ignored, so that a later version may add some.
 
-- Client and agent: a HANDOVER frame has one of `ToAgent` in its header; with `Prepare`, its body is what the runner
-  needs. A HANDED frame has a `Status`, and so has a TAKEN frame, as "handover".
+- Client and agent: the header of a HANDOVER frame is one of `ToAgent`. With `Prepare`, it also has the fields of
+  `Place`, and the body of the frame is what the runner needs. The header of a HANDED frame is a `Status`. A TAKEN frame
+  has one as "handover".
 - Agent and runner: the agent writes to the runner's stdin: first the needs, as `packed_needs` says, then lines of
-  `ToRunner`. The runner writes lines of `FromRunner` to its stdout, and of `Alive` at least every `ALIVE_EVERY` seconds.
-  A runner ends when its stdin ends.
+  `ToRunner`. The runner writes to its stdout: lines of `FromRunner`, and of `Alive` at least every `ALIVE_EVERY`
+  seconds. A runner ends when its stdin ends.
 
-`Starts` and `Stops` are no lines: a CALL with an attempt, and the CANCEL of such a call, say the same to the agent.
+Some messages of a runner are frames: a HELLO with the heir is `Takes`, the first CALL of an attempt is `Starts`, and
+the CANCEL of one of its calls is `Stops`. The agent answers `Takes` by a line.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ MOST_LINE = 64 << 10
 """The most bytes of a line."""
 _MOST_NAME = 200
 """The most characters of the name of a run, and of an heir."""
+_HOME = "~/.skypool"
+"""The usual folder of skypool's files on a machine."""
 _LENGTH = 8
 """The bytes before the needs, which say how many bytes these have; big-endian."""
 
@@ -63,10 +67,23 @@ class Alive:
     """A message of the runner: it lives.
 
     Attributes:
-        moves: how often its dispatch loop has turned since its start. The agent extends the lease only while this grows.
+        moves: how often its dispatch loop has turned since its start. While this stands still, no lease is extended.
     """
 
     moves: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What an agent is told with `Prepare`, beside the message and the needs.
+
+    Attributes:
+        folder: the folder of the run on the machine, outside of the agent's. It may begin with "~". The row goes there.
+        keep: seconds that the machine stays after the end of the run.
+    """
+
+    folder: str
+    keep: float = 0.0
 
 
 _TO_AGENT = {"prepare": Prepare, "commit": Commit, "abandon": Abandon, "ask": Ask, "cancel run": CancelRun}
@@ -101,6 +118,15 @@ def to_agent(said: object) -> ToAgent:
     """Return the message of a client. Raises ProtocolError for anything else."""
     found: ToAgent = _message(said, _TO_AGENT, "to the agent about a hand-over")
     return found
+
+
+def place(header: Mapping[str, Any], claim: Claim) -> Place:
+    """Return what is told with `Prepare` in the header of its frame. Raises ProtocolError if it is not valid."""
+    try:
+        folder = _why(header.get("folder", f"{_HOME}/heads/{claim.run}-{claim.generation}"))
+        return Place(folder, _seconds(header.get("keep", 0.0)))
+    except (TypeError, ValueError) as e:
+        raise protocol_violation(f"skypool received an invalid place of a run: {e}") from e
 
 
 def status(said: object) -> Status:
