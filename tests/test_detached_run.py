@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +39,7 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        folder.mkdir()
         self.name = f"detached-{folder.name}"
         (folder / "pyproject.toml").write_text(f'[project]\nname = "{self.name}"\nversion = "1"\n')
         state = os.environ["XDG_STATE_HOME"]
@@ -57,6 +63,17 @@ class Project:
         [found] = (cache / "skypool" / "runs" / "projects").glob(f"{self.folder.name}-*")
         return found
 
+    @property
+    def runners(self) -> list[int]:
+        """The processes of its runner."""
+        found = []
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it has ended
+                words = each.read_bytes()
+                if b"skypool.runs.runner" in words and f"/{self.name}.0.".encode() in words:
+                    found.append(int(each.parent.name))
+        return found
+
     def status(self) -> RunStatus | None:
         return stored.stored(self.place)
 
@@ -72,11 +89,13 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    made = Project(tmp_path_factory.mktemp("p"))
+def project(tmp_path: Path) -> Iterator[Project]:
+    made = Project(tmp_path / f"p{secrets.token_hex(3)}")
     yield made
     driver = sky.Local()
     driver.terminate(driver.instances(pool=made.name))
+    with contextlib.suppress(ValueError):  # nothing was sent
+        shutil.rmtree(made.copy)
 
 
 def test_a_run_goes_on_after_the_command_has_returned_and_its_machine_ends_with_it(project: Project) -> None:
@@ -103,3 +122,45 @@ def test_a_run_that_cannot_be_handed_over_is_refused_before_anything_is_rented(
     assert process.returncode == 125
     assert "--detach" in out
     assert not sky.Local().instances(pool=project.name)
+
+
+def test_a_killed_runner_is_followed_by_another_one_and_the_program_runs_once(project: Project) -> None:
+    project.run(f"{WAITS}open('ran', 'a').write('1')", "--max-lifetime", "10m")
+    eventually((project.copy / "began").exists, 60, "the start of the program")
+    [first] = project.runners
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: project.runners not in ([], [first]), 60, "the next runner")
+    (project.copy / "go").touch()
+    status = project.ends()
+    assert (status.outcome, status.returncode, status.attempts) == (Outcome.ENDED, 0, 1)
+    assert (project.copy / "ran").read_text() == "1"
+
+
+def test_a_program_is_stopped_before_its_lifetime_ends_the_machine_and_its_end_is_stored(project: Project) -> None:
+    project.run("import time\ntry:\n    time.sleep(600)\nfinally:\n    print('stopped')", "--max-lifetime", "25s")
+    status = project.ends()
+    assert (status.outcome, status.returncode, status.limit) == (Outcome.CANCELLED, 130, "lifetime")
+    assert b"stopped" in project.output()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 4.0])
+def test_a_client_killed_at_any_moment_of_the_hand_over_leaves_a_run_that_runs_once_or_never(
+    after: float, project: Project
+) -> None:
+    """The delay counts from the time at which the machine is there."""
+    process = project.start("open('ran', 'a').write('1')", "--max-lifetime", "10m")
+    eventually(lambda: sky.Local().instances(pool=project.name), 60, "the machine")
+    time.sleep(after)
+    process.kill()
+    process.communicate()
+    with contextlib.suppress(AssertionError):
+        eventually((project.place / "row.json").exists, 10)
+    if (project.place / "row.json").exists():
+        assert project.ends().outcome is Outcome.ENDED
+        assert (project.copy / "ran").read_text() == "1"
+    else:
+        assert not project.place.exists() or project.status() is None
+        assert not [*project.folder.parent.glob("**/ran")]
+        with contextlib.suppress(ValueError):  # it was not sent
+            assert not (project.copy / "ran").exists()

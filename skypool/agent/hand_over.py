@@ -107,7 +107,7 @@ class _Attempt:
     @property
     def is_closed(self) -> bool:
         """True if no more calls may come."""
-        return self.is_torn or self.is_stopped or len(self.calls) == self.processes
+        return self.is_torn or self.is_stopped or 0 < self.processes == len(self.calls)
 
     def how(self) -> Program:
         """Return what has become of it, when all calls have ended."""

@@ -18,9 +18,16 @@ RUNNER = ("platformdirs", "rich", "tenacity")
 
 
 def packed(names: Sequence[str] = RUNNER) -> bytes:
-    """Return a zip of the modules of these packages. Raises ImportError if one of them is not installed here."""
+    """Return a zip of the modules of these packages, and of what is known of skypool's own version.
+
+    Raises ImportError if one of them is not installed here.
+    """
+    from importlib.metadata import distribution  # imported here because it takes long
+
+    me = distribution("skypool")
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(f"skypool-{me.version}.dist-info/METADATA"), me.read_text("METADATA") or "")
         for name in names:
             spec = importlib.util.find_spec(name)
             if spec is None or not spec.submodule_search_locations:
