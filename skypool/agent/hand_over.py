@@ -152,7 +152,7 @@ class HandOver:
         self._handlers = handlers
         self._queue, self._stops, self._answers, self._arrivals = queue, stops, answers, arrivals
         self._is_guarded, self._guard = is_guarded, guard
-        self._runner = RunnerWatch(watch, self._step, runner)
+        self._runner = RunnerWatch(watch, self._step, clock, runner)
         self._state = Agent()
         self._events: deque[tuple[AgentEvent, Connection | None]] = deque()
         self._is_stepping = False

@@ -38,6 +38,7 @@ class RunnerWatch:
     Args:
         watch: has the agent's loop call a function when there is something to read.
         hear: called with what a runner says, and with its silence and its end.
+        clock: the agent's clock, which leaves out pauses of the whole machine.
         argv: what is started; "" in it stands for the file with skypool's code. Default None: the runner.
     """
 
@@ -45,9 +46,10 @@ class RunnerWatch:
         self,
         watch: Callable[[int, int, Callable[[], None]], None],
         hear: Callable[[AgentEvent], None],
+        clock: Callable[[], float],
         argv: list[str] | None = None,
     ) -> None:
-        self._watch, self._hear = watch, hear
+        self._watch, self._hear, self._clock = watch, hear, clock
         self._argv = argv or [sys.executable, "-I", "-S", "-c", _PROGRAM, ""]
         self._needs = b""
         self._number = 0
@@ -57,7 +59,7 @@ class RunnerWatch:
         self._said = b""
         self._start_at = math.inf
         self._pause = 0.0
-        self._now = self._heard = self._started = self._moved = 0.0
+        self._heard = self._started = self._moved = 0.0
         self._moves = -1
         self._is_silent = False
 
@@ -73,9 +75,10 @@ class RunnerWatch:
     def start(self, number: int) -> None:
         """Start a runner, now or after a pause if others have ended soon before."""
         self._number = number
-        self._start_at = self._now + self._pause
-        self._pause = min(2 * self._pause or _PAUSE[0], _PAUSE[1])
-        if self._start_at <= self._now:
+        pause, self._pause = self._pause, min(2 * self._pause or _PAUSE[0], _PAUSE[1])
+        if pause:
+            self._start_at = self._clock() + pause
+        else:
             self._start()
 
     def kill(self, number: int) -> None:
@@ -96,7 +99,6 @@ class RunnerWatch:
 
     def tick(self, now: float) -> None:
         """Start a runner whose pause is over, and tell of a silent one. `now` is the time of the agent's clock."""
-        self._now = now
         if self._child is None and now >= self._start_at:
             self._start()
         elif self._child is not None and not self._is_silent and now - self._heard > _SILENT:
@@ -108,7 +110,7 @@ class RunnerWatch:
 
     def _start(self) -> None:
         self._start_at = math.inf
-        self._heard = self._started = self._moved = self._now
+        self._heard = self._started = self._moved = self._clock()
         self._moves, self._is_silent = -1, False
         self._said = b""
         self._unsent.clear()
@@ -150,7 +152,7 @@ class RunnerWatch:
         os.close(self._pidfd)
         status = child.wait()
         self._child = None
-        if self._now - self._started > _LIVES:
+        if self._clock() - self._started > _LIVES:
             self._pause = 0.0
         print(f"runner {self._number} has ended with status {status}", file=sys.stderr, flush=True)
         self._hear(RunnerEnded(self._number))
@@ -204,13 +206,13 @@ class RunnerWatch:
         return True
 
     def _take(self, message: object) -> None:
-        self._heard = self._now
+        self._heard = self._clock()
         if not isinstance(message, messages.Alive):
             self._hear(RunnerSaid(self._number, message))  # type: ignore[arg-type]  # all others are of `FromRunner`
             return
         if message.moves > self._moves:
-            self._moves, self._moved = message.moves, self._now
-        moves = self._now - self._moved <= _SILENT
+            self._moves, self._moved = message.moves, self._heard
+        moves = self._heard - self._moved <= _SILENT
         if not moves:
             print(f"the loop of runner {self._number} stands still", file=sys.stderr, flush=True)
         self._hear(Heard(Party.RUNNER, self._number, moves))

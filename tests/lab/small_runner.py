@@ -2,8 +2,8 @@
 
 `small_runner.py ROOT`. The fields of the needs: `notes`, the folder with all files named here; `socket`, that of the
 agent; `retries` and `ranks`. At each step it appends a line to the file `journal`. If there is a file `die-STEP`, it
-removes it and kills itself there. With a file `hang`, it says nothing any more, and with a file `stuck`, its loop stands
-still. The program appends a line to the file `ran`, and waits for the file `go`; see `program`.
+removes it and kills itself there. With a file `hang`, it says nothing any more, and with a file `stuck`, its loop
+stands still. The program appends a line to the file `ran`, and waits for the file `go`; see `program`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, sys.argv[1])
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[1])
 
-from skypool.calls.call import compute  # noqa: E402
-from skypool.gangs.environment import Member  # noqa: E402
-from skypool.head import messages, steps  # noqa: E402
-from skypool.head.states import (  # noqa: E402
+from skypool.calls.call import compute
+from skypool.gangs.environment import Member
+from skypool.head import messages, steps
+from skypool.head.states import (
     AgentSaid,
     GotNeeds,
     Outcome,
@@ -41,7 +42,16 @@ from skypool.head.states import (  # noqa: E402
     Stored,
     Takes,
 )
-from skypool.wire.frames import WIRE_VERSION, Decoder, Kind, frame, header_of, long_frame  # noqa: E402
+from skypool.wire import exceptions
+from skypool.wire.frames import (
+    WIRE_VERSION,
+    Decoder,
+    Kind,
+    frame,
+    header_of,
+    long_frame,
+    split_buffers,
+)
 
 
 def program(notes: str, attempt: int, rank: int) -> int:
@@ -116,8 +126,10 @@ class SmallRunner:
             elif f.kind is Kind.TAKEN:
                 sys.exit(f"refused: {f.header}")
             elif f.kind is Kind.OUTCOME:
+                buffers = split_buffers(f.body, f.header["lens"])
+                told = "" if f.header["ok"] else " ".join(str(exceptions.load_error(buffers)).splitlines())
                 with open(self.notes / "outcomes", "a") as file:
-                    file.write(f"{f.header['id']} {f.header['ok']}\n")
+                    file.write(f"{f.header['id']} {told}\n")
 
     def step(self, event: RunnerEvent) -> None:
         self.state, actions = steps.runner(self.state, event)
