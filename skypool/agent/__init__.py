@@ -67,6 +67,7 @@ In the agent's process:
 - `own_name`: makes the host name resolve to the right address.
 - `monitor`: measures the node and its calls, and runs the process that measures devices.
 - `mover_watch`: runs the mover, the process that saves folders to buckets.
+- `hand_over`: hands a run over from the client to a runner on this machine; `runner_watch`: starts and watches that.
 - `shared_page`: memory of agent, keeper and workers, which shows which worker runs which call.
 
 In a worker's process:
@@ -99,6 +100,7 @@ __all__ = [
     "connection",
     "failed_calls",
     "gang_steps",
+    "hand_over",
     "holder",
     "import_clock",
     "items",
@@ -119,6 +121,7 @@ __all__ = [
     "packets",
     "processes",
     "restore",
+    "runner_watch",
     "shared_page",
     "shield",
     "slot_plan",

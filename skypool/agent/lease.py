@@ -59,6 +59,10 @@ class Lease:
         """
         self._allowed = time.monotonic() + seconds
 
+    def end_by(self, seconds: float) -> None:
+        """Let the node live for at most `seconds` from now, whatever is allowed later."""
+        self._end = min(self._end, time.monotonic() + seconds)
+
     def linger(self, left: float, full: float) -> None:
         """Let the node end itself after `full` seconds without work. `left` is how many of them are left now.
 
