@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
+from skypool.drivers.contract import Abilities
 from skypool.errors import AccessError, BudgetExceeded, LedgerError, PoolClosed, ProviderError, TakenOver, UsageError
 from skypool.head.states import Claim, Entry, Outcome
 from skypool.head.states import Ledger as State
@@ -26,6 +27,8 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.records import RunRecord
 from skypool.rental.run_account import ENDING, RunAccount
 from skypool.rental.run_state import state_of
+from skypool.runs.ends_here import note_ends
+from skypool.runs.stored import RunStatus, folder_of, store
 from skypool.testing import FakeCloud
 from tests.conftest import eventually
 from tests.handed_runs import cloud_at, handed, passed, record_of, rented, untils
@@ -276,7 +279,7 @@ def test_a_writer_that_is_killed_leaves_whole_entries(ledger: Ledger, process: S
 def test_a_name_is_taken_while_its_run_has_a_machine(ledger: Ledger, entry: Entry) -> None:
     begun(ledger)
     ledger.mark("train", entry)
-    with pytest.raises(UsageError, match="a run called 'train' goes on on its machine"):
+    with pytest.raises(UsageError, match="a run called 'train' (goes on on its machine|is over, and its machine may)"):
         ledger.begin("train", "next", lease=600)
     with pytest.raises(UsageError, match="belongs to its machine, or was just given to it, so no process can take"):
         ledger.adopt("train")
@@ -426,6 +429,45 @@ def test_gc_closes_a_run_that_ended_early_and_removes_what_it_leaves_at_once(clo
     assert record.run is not None
     assert record.run.entry == Entry(State.ENDED, Outcome.LOST)
     assert record.receipt(time.time()).usd == pytest.approx(9.0, rel=0.02), "until its end was seen"
+
+
+class Near(FakeCloud):
+    """A cloud that may have machines which this client does not see, as the own computer has in containers."""
+
+    @property
+    def abilities(self) -> Abilities:
+        return replace(super().abilities, lists_all=False)
+
+
+def test_a_run_whose_machine_may_not_be_seen_is_closed_when_it_is_over(cloud: FakeCloud) -> None:
+    near = Near(cloud.state, machines=False)
+    handed(near)
+    passed(near, 60.0)
+    near.control.kill(near.instances(pool="train")[0])
+    assert swept(near, Ledger.here()) == []
+    Ledger.here().mark(record_of().session, Entry(State.DETACHED, Outcome.ENDED))
+    assert swept(near, Ledger.here()) == ["train"]
+
+
+def test_the_end_that_a_run_has_stored_on_this_computer_is_recorded(cloud: FakeCloud, state: Path) -> None:
+    handed(cloud)
+    passed(cloud, 900.0)
+    note_ends(Ledger.here())
+    assert run_of(Ledger.here(), record_of().session).entry == Entry(State.DETACHED)
+    folder = Path(folder_of(str(state / "skypool"), CLAIM))
+    status = RunStatus(CLAIM, Outcome.FAILED, 1, 1, time.time() - 60)
+    store(folder, replace(status, claim=Claim("train", 2)))
+    note_ends(Ledger.here())
+    assert run_of(Ledger.here(), record_of().session).entry == Entry(State.DETACHED), "it is of another generation"
+    (folder / "status.json").write_text("{")
+    note_ends(Ledger.here())
+    (folder / "status.json").unlink()
+    store(folder, status)
+    note_ends(Ledger.here())
+    run = run_of(Ledger.here(), record_of().session)
+    assert (run.entry, run.at) == (Entry(State.DETACHED, Outcome.FAILED), pytest.approx(status.ended))
+    with pytest.raises(UsageError, match="is over, and its machine may still be there"):
+        rented(cloud)
 
 
 def test_gc_keeps_the_keys_of_another_pool_of_that_name(cloud: FakeCloud) -> None:

@@ -21,6 +21,7 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Line, amount
 from skypool.rental.records import Record
 from skypool.rental.run_state import RunState, state_of
+from skypool.runs.ends_here import note_ends
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,7 +38,9 @@ def ps(as_json: output.AsJson = False) -> None:
     The nodes of pools that run on this computer are listed with their state, hardware and calls.
     """
     now = clock.now()
-    known = Ledger.here(output.warn).pools()
+    ledger = Ledger.here(output.warn)
+    note_ends(ledger)
+    known = ledger.pools()
     there = [each for each in known if _is_fresh(each, now) or (each.state(now) != "ended" and not is_over(each, now))]
     seen = _seen([each for each in there if each.state(now) in ("live", "ending")])
     if as_json:

@@ -57,8 +57,8 @@ def begin(book: sqlite3.Connection, session: str, claim: Claim, times: tuple[flo
 def mark(book: sqlite3.Connection, session: str, change: Mark, now: float) -> None:
     """Write over the entry of a run by the rule of `steps.merged`. Do nothing if the pool's run is not handed over.
 
-    If the entry then says that the machine has ended, its account is closed at the time `now`, and the pool is over. A
-    run that was not started is an exception: its client closes the pool.
+    `now` is the time since when it is so. If the entry then says that the machine has ended, its account is closed at
+    that time, and the pool is over. A run that was not started is an exception: its client closes the pool.
     """
     found = read(book, clock.now(), "p.session = ?", session)
     old = found[0].run if found else None
