@@ -468,6 +468,8 @@ def test_the_end_that_a_run_has_stored_on_this_computer_is_recorded(cloud: FakeC
     assert (run.entry, run.at) == (Entry(State.DETACHED, Outcome.FAILED), pytest.approx(status.ended))
     with pytest.raises(UsageError, match="is over, and its machine may still be there"):
         rented(cloud)
+    Ledger.here().mark(record_of().session, lambda entry: seen_ended(entry, None))
+    assert run_of(Ledger.here(), record_of().session) == replace(run, entry=Entry(State.ENDED, Outcome.FAILED))
 
 
 def test_gc_keeps_the_keys_of_another_pool_of_that_name(cloud: FakeCloud) -> None:

@@ -138,7 +138,7 @@ _RUN = ["run", "state", "age", "USD/h", "USD", "at most USD", "ends by", "provid
 def _run_row(record: Record, state: RunState, now: float) -> list[str]:
     assert record.run is not None
     receipt = record.receipt(now)
-    age = str(timedelta(seconds=round(now - record.started)))
+    age = str(timedelta(seconds=round((record.ended or now) - record.started)))
     costs = [f"{receipt.usd_per_hour:.4f}", f"{receipt.usd:.4f}", f"{_worst(record):.4f}"]
     ends = _minute(record.run.latest) if record.running else ""
     return [record.pool, state.word, age, *costs, ends, " ".join(_providers(record))]

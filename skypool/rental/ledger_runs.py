@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 
 from skypool import clock
 from skypool.errors import LedgerError, PoolClosed, TakenOver
@@ -67,7 +68,8 @@ def mark(book: sqlite3.Connection, session: str, change: Mark, now: float) -> No
     entry = merged(old.entry, change if isinstance(change, Entry) else change(old.entry))
     if entry == old.entry:
         return
-    _write(book, session, RunRecord(old.claim, entry, now, old.ends, old.latest, old.worst_usd))
+    is_known = entry.outcome is not None and entry.outcome is old.entry.outcome
+    _write(book, session, replace(old, entry=entry, at=old.at if is_known else now))
     if entry.state is Ledger.ENDED and entry.outcome is not Outcome.NOT_STARTED:
         end = min(now, old.latest)
         sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), ?) WHERE session = ? AND ended IS NULL"
