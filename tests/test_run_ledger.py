@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import skypool as sky
 from skypool.drivers.contract import Abilities
@@ -21,10 +23,11 @@ from skypool.errors import AccessError, BudgetExceeded, LedgerError, PoolClosed,
 from skypool.head.states import Claim, Entry, Outcome
 from skypool.head.states import Ledger as State
 from skypool.head.steps import merged, seen, seen_ended
+from skypool.model import Instance
 from skypool.processes import Process
 from skypool.rental import gc, ledger_damage, ledger_schema, supply
 from skypool.rental.ledger import Ledger
-from skypool.rental.records import RunRecord
+from skypool.rental.records import Record, RunRecord
 from skypool.rental.run_account import ENDING, RunAccount
 from skypool.rental.run_state import state_of
 from skypool.runs.ends_here import note_ends
@@ -36,6 +39,7 @@ from tests.test_ledger import change, rent
 
 ROOT = Path(__file__).parent.parent
 ENTRIES = [Entry(state, outcome) for state in State for outcome in (None, *Outcome)]
+OUTCOMES = (None, *Outcome)
 CLAIM = Claim("train")
 Start = Callable[..., Any]
 
@@ -279,7 +283,7 @@ def test_a_writer_that_is_killed_leaves_whole_entries(ledger: Ledger, process: S
 def test_a_name_is_taken_while_its_run_has_a_machine(ledger: Ledger, entry: Entry) -> None:
     begun(ledger)
     ledger.mark("train", entry)
-    with pytest.raises(UsageError, match="a run called 'train' (goes on on its machine|is over, and its machine may)"):
+    with pytest.raises(UsageError, match=r"a run called 'train' (goes on on its machine|is over, and its machine may)"):
         ledger.begin("train", "next", lease=600)
     with pytest.raises(UsageError, match="belongs to its machine, or was just given to it, so no process can take"):
         ledger.adopt("train")
@@ -414,6 +418,33 @@ def test_gc_ends_a_run_after_its_end_and_not_before(
     assert (record.ended is not None, record.running) == (True, ())
     assert record.run is not None
     assert record.run.entry == Entry(State.ENDED, Outcome.LOST)
+
+
+@given(
+    entry=st.sampled_from(
+        [Entry(state, outcome) for state in (State.DETACHING, State.DETACHED) for outcome in OUTCOMES]
+    ),
+    client=st.sampled_from([Process.this(), replace(Process.this(), birth="another")]),
+    ending=st.none() | st.just(0.0),
+    beat=st.floats(-9000, 0),
+    tag=st.none() | st.floats(-9000, 9000),
+    renews=st.booleans(),
+    later=st.floats(-3600, 3600),
+)
+def test_no_machine_is_lost_before_the_end_of_its_run_and_each_one_after_it(
+    entry: Entry, client: Process, ending: float | None, beat: float, tag: float | None, renews: bool, later: float
+) -> None:
+    end = 1e9
+    run = RunRecord(CLAIM, entry, end - 3600, end - ENDING, end, 1.0)
+    known = Record("p", "s", client, end - 3600, end + beat, 600.0, None, ending, None, "", (), (), (), run=run)
+    until = None if tag is None else datetime.fromtimestamp(end + tag, UTC)
+    machine = Instance("fake", "i-1", "p", 0, token="s-0", until=until)
+    ((_, verdict, _),) = gc.judged([machine], renews, [known], end + later)
+    if later <= gc.GRACE:
+        assert verdict == "live"
+    elif until is None or tag is None or tag + gc.GRACE < later:
+        is_used = ending is not None and client == Process.this()  # by a process that ends it now
+        assert verdict == ("live" if is_used or known.client_lives(end + later) else "lost")
 
 
 def test_gc_closes_a_run_that_ended_early_and_removes_what_it_leaves_at_once(cloud: FakeCloud) -> None:
