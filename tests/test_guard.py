@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ class Site:
         argv = [*self._shell, "-c", text]
         with open(self._folder / "stderr", "ab") as errors:
             self._guard = subprocess.Popen(argv, env=self.env, stderr=errors, start_new_session=True)
-        wait_until(lambda: self.door.is_file() and self.lease.is_file(), 20, "the files of the guard")
+        wait_until(lambda: self.door.is_file() or self.ended.exists(), 20, "the files of the guard")
 
     def kill(self) -> None:
         if self._guard is not None:
@@ -94,6 +95,11 @@ class Site:
         file = self.disk / "end"
         return file.read_text().split() if file.exists() else []
 
+    def held(self) -> str:
+        """Return the guard's last answer."""
+        file = self.run / "held"
+        return file.read_text() if file.exists() else ""
+
     def lived(self) -> int:
         """Return the seconds that the guard has counted."""
         return int((self.disk / "lived").read_text().split()[0])
@@ -125,19 +131,29 @@ def dash(tmp_path: Path) -> Iterator[Site]:
     site.kill()
 
 
+@pytest.fixture
+def public() -> Iterator[Site]:
+    """The same in folders that every user may enter, such as /run and /var/lib."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        site = Site(Path(folder), ["sh"])
+        yield site
+        site.kill()
+
+
 class Asking:
-    """A client that asks for a whole lease every 0.2 s."""
+    """A client that asks for these seconds, or for a whole lease, every 0.2 s."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, seconds: int = 60) -> None:
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._ask, args=(site.lease,))
+        self._thread = threading.Thread(target=self._ask, args=(site.lease, seconds))
 
-    def _ask(self, file: Path) -> None:
+    def _ask(self, file: Path, seconds: int) -> None:
         serial = 0
         while not self._over.wait(0.2):
             serial += 1
             with suppress(OSError), open(file, "r+b", buffering=0) as lease:
-                lease.write(f"{f'{serial} 60':<31}\n".encode())
+                lease.write(f"{f'{serial} {seconds}':<31}\n".encode())
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -214,22 +230,31 @@ def test_a_machine_is_not_kept_beyond_its_end(dash: Site) -> None:
 # --- reboots -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", ["", "lived", "lived is garbage", "end is garbage", "end is empty"])
-def test_a_reboot_gives_no_more_time(site: Site, lost: str) -> None:
-    site.start(lease=4)
-    with Asking(site):
-        assert site.guard().give_end(7, HEIR)
-        if not lost:
-            time.sleep(2)  # not for luck: these seconds count
-        name = lost.partition(" ")[0]
-        site.kill()
+def test_a_reboot_gives_no_more_time(site: Site) -> None:
+    """The seconds of the boot count, too: 60 at most, and this computer has run for longer."""
+    site.start(lease=100)
+    with Asking(site, 100):
+        assert site.guard().give_end(69, HEIR)
+        time.sleep(2)  # not for luck: these seconds count
+        site.reboot(lease=100)
+        assert 1 < site.seconds_until_end() < 7 + LATE
+    assert site.kept_end()[1] == HEIR
+
+
+@pytest.mark.parametrize("lost", ["lived", "lived is garbage", "end is garbage", "end is empty"])
+def test_who_lost_its_count_or_its_end_has_one_lease_more(dash: Site, lost: str) -> None:
+    dash.start(lease=4)
+    with Asking(dash):
+        assert dash.guard().give_end(1000, HEIR)
+        dash.kill()
+        file = dash.disk / lost.partition(" ")[0]
         if lost == "lived":
-            (site.disk / name).unlink()
-        elif lost:
-            (site.disk / name).write_text("\0\0" if "garbage" in lost else "")
-        site.reboot(lease=4)
-        # one lease more if the count is lost, and what was left if it is not
-        assert site.seconds_until_end() < (4 if lost else 5) + LATE
+            file.unlink()
+        else:
+            file.write_text("\0\0" if "garbage" in lost else "")
+        dash.start(lease=4)
+        assert 1 < dash.seconds_until_end() < 4 + LATE
+    assert 3 < int(dash.kept_end()[0]) - 1 <= 1001
 
 
 def test_a_killed_guard_comes_back_with_its_end_and_hears_what_was_asked_meanwhile(dash: Site) -> None:
@@ -350,28 +375,26 @@ def test_only_one_of_two_heirs_is_held(dash: Site) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_user_can_only_bring_the_end_nearer_and_root_keeps_it(dash: Site, tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents):
-        if not os.stat(folder).st_mode & 0o001:
-            folder.chmod(os.stat(folder).st_mode | 0o011)  # as /run and /var/lib of a machine
-    dash.start(who="65534")
+def test_a_user_can_only_bring_the_end_nearer_and_root_keeps_it(public: Site) -> None:
+    public.start(who="65534")
 
     def as_user(command: str) -> int:
         return subprocess.run(["sh", "-c", command], user=65534, group=65534, extra_groups=[]).returncode
 
     for serial, seconds in enumerate((900, 5000, 400, 800)):
         text = of_request(str(seconds), serials=(str(serial), str(serial))).decode().rstrip("\n")
-        assert as_user(f"printf '%s\\n' '{text}' 1<> {dash.door}") == 0
-        wait_until(
-            lambda n=str(serial): (dash.run / "held").exists() and (dash.run / "held").read_text().startswith(f"{n} "),
-            10,
-            "the answer",
-        )  # type: ignore[misc]
-    end = int(dash.kept_end()[0])
-    assert 380 < end <= 401 + dash.lived()
-    for spoil in (f"rm -f {dash.disk}/end", f": > {dash.disk}/end", f": > {dash.run}/held", f"rm -f {dash.door}"):
+        assert as_user(f"printf '%s\\n' '{text}' 1<> {public.door}") == 0
+        wait_until(lambda word=f"{serial} ": public.held().startswith(word), 20, "the answer")  # type: ignore[misc]
+    end = int(public.kept_end()[0])
+    assert 380 < end <= 401 + public.lived()
+    for spoil in (
+        f"rm -f {public.disk}/end",
+        f": > {public.disk}/end",
+        f": > {public.run}/held",
+        f"rm -f {public.door}",
+    ):
         assert as_user(f"{spoil} 2> /dev/null") != 0
-    assert int(dash.kept_end()[0]) == end
+    assert int(public.kept_end()[0]) == end
 
 
 # --- without a guard that works ------------------------------------------------------------------------------
@@ -397,13 +420,12 @@ def test_an_end_that_is_not_on_the_disk_gets_no_answer_but_a_stop_is_obeyed(dash
     assert dash.seconds_until_end() < LATE
 
 
-@pytest.mark.parametrize("asked", [math.nan])
-def test_what_is_no_time_or_digest_is_not_asked_for(dash: Site, asked: float) -> None:
+def test_what_is_no_time_or_digest_is_not_asked_for(dash: Site) -> None:
     dash.start()
     before = dash.door.read_text()
-    assert not dash.guard().give_end(asked, HEIR)
+    assert not dash.guard().give_end(math.nan, HEIR)
     assert not dash.guard().give_end(10, "heir")
-    assert not dash.guard().stop_now(asked)
+    assert not dash.guard().stop_now(math.nan)
     assert dash.door.read_text() == before
 
 

@@ -1,8 +1,8 @@
 """`Guard`: asks what ends this machine for the written end, which only comes nearer, and for an end now.
 
 The guard of a rented machine is a process of root (see `skypool.drivers.userdata`). This module asks it by overwriting
-the file `END`, beside the file of the lease, with "SERIAL SECONDS HEIR SERIAL". Other users of the machine may write it,
-too: the guard obeys whoever asks for the earliest end. It has saved the end when its file `HELD` has the answer.
+the file `END`, beside the file of the lease, with "SERIAL SECONDS HEIR SERIAL". Other programs may write it, too: the
+earliest end counts. The guard has saved the end when its file `HELD` has the answer.
 
 On a machine without such a guard, such as the user's own, the keeper ends the node, and holds the end in its memory.
 """

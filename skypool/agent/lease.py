@@ -60,7 +60,7 @@ class Lease:
         self._allowed = time.monotonic() + seconds
 
     def end_by(self, seconds: float) -> None:
-        """Let the node end in `seconds` from now at the latest. Unlike with `allow`, later calls only bring that nearer.
+        """Let the node end in `seconds` from now at the latest. Unlike `allow`, it only brings the end nearer.
 
         Takes effect at the next `renew`.
         """

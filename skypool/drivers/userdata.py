@@ -8,9 +8,8 @@ that differs from the previous one. Each time the content of the file changes, t
 that moment. One grant is at most the lease, and no grant goes beyond `order.lifetime`. The file is written by skypool's
 programs on the machine (the setup script and the agent) when they hear from the client.
 
-The agent brings the end nearer by a second file, `END` ("SERIAL SECONDS HEIR SERIAL"): no grant goes beyond the earliest
-end that was ever written there. The guard keeps that end on the disk, so a reboot gives no more time, and answers in the
-file `HELD`. See `skypool.agent.guard`.
+A second file brings the end nearer: no grant goes beyond the earliest end that was written there. The guard keeps that
+end on the disk, so that a reboot gives no more time. See `skypool.agent.guard`, which writes the file.
 
 The scripts are the same for all clouds, except for the command that ends the machine. They contain the private host
 key. Keys that do not exist yet are created on this computer.
