@@ -19,6 +19,7 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Generator
 from io import FileIO
 
 from skypool.agent.shared_page import SharedPage
@@ -46,11 +47,43 @@ _NOBODY = "-"
 """The word for no heir."""
 
 
+class Asking:
+    """A request to the guard that waits for its answer.
+
+    Args:
+        steps: looks for the answer at each step, and returns it at last.
+    """
+
+    def __init__(self, steps: Generator[None, None, bool]) -> None:
+        self._steps = steps
+        self._answer: bool | None = None
+
+    def look(self) -> bool | None:
+        """Look for the answer without waiting. Returns None as long as there is none. Call it several times a second.
+
+        After the time in which an answer must come, it is False.
+        """
+        if self._answer is None:
+            try:
+                next(self._steps)
+            except StopIteration as e:
+                self._answer = bool(e.value)
+            except OSError as e:
+                self._answer = _refused(f"the guard of this machine cannot be asked for an end: {e}")
+        return self._answer
+
+    def wait(self) -> bool:
+        """Return the answer when it has come."""
+        while (answer := self.look()) is None:
+            time.sleep(_LOOK)
+        return answer
+
+
 class Guard:
     """What ends this machine, or this node: the guard if the machine has one, and otherwise the keeper.
 
-    Its methods block, so the agent calls them in a thread. Several threads may do so at once. They raise nothing: a
-    reason for False is printed to stderr.
+    Its methods raise nothing: the reason of a False is printed to stderr. `give_end` and `stop_now` block, and several
+    threads may call them at once. `ask_end` and `ask_stop` are for a loop that must not block.
 
     Args:
         lease_file: the path of the file by which the guard grants a lease; "" if the machine has no guard.
@@ -75,9 +108,7 @@ class Guard:
             seconds: seconds from now; 0 or less for an end now.
             heir_digest: SHA-256 of the heir, in 64 hex digits. Another heir than the first is refused.
         """
-        if not _DIGEST.fullmatch(heir_digest):
-            return _refused(f"the digest of an heir has 64 hex digits, not {heir_digest!r}")
-        return self._ask(seconds, heir_digest)
+        return self.ask_end(seconds, heir_digest).wait()
 
     def stop_now(self, keep_seconds: float = 0.0) -> bool:
         """Let the machine end in `keep_seconds`, or earlier if its end comes before that. This cannot be taken back.
@@ -85,25 +116,34 @@ class Guard:
         The guard stops the machine itself, and does not wait for the end of the lease. Until then the lease must be
         renewed as ever. Returns True if the guard will do so.
         """
+        return self.ask_stop(keep_seconds).wait()
+
+    def ask_end(self, seconds: float, heir_digest: str) -> Asking:
+        """Ask for what `give_end` gives, without waiting for the answer."""
+        if not _DIGEST.fullmatch(heir_digest):
+            return Asking(_no(f"the digest of an heir has 64 hex digits, not {heir_digest!r}"))
+        return self._ask(seconds, heir_digest)
+
+    def ask_stop(self, keep_seconds: float = 0.0) -> Asking:
+        """Ask for what `stop_now` does, without waiting for the answer."""
         return self._ask(keep_seconds, _NOBODY)
 
-    def _ask(self, seconds: float, heir: str) -> bool:
+    def _ask(self, seconds: float, heir: str) -> Asking:
         if math.isnan(seconds):
-            return _refused("a time in seconds is not a number")
+            return Asking(_no("a time in seconds is not a number"))
         end = elapsed() + max(0.0, min(seconds, _MOST))
-        try:
-            return self._ask_guard(end, heir) if self._folder else self._ask_keeper(end, heir)
-        except OSError as e:
-            return _refused(f"the guard of this machine cannot be asked for an end: {e}")
+        asking = Asking(self._ask_guard(end, heir) if self._folder else self._ask_keeper(end, heir))
+        asking.look()
+        return asking
 
     # --- the guard -------------------------------------------------------------------------------------------
 
-    def _ask_guard(self, end: float, heir: str) -> bool:
+    def _ask_guard(self, end: float, heir: str) -> Generator[None, None, bool]:
         """Write the request, and write it anew until the guard has answered one of these writes."""
         until = elapsed() + self._patience
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._wait_for_turn(folder)
+            yield from self._turn(folder)
             serials: set[int] = set()
             written, trouble = -math.inf, ""
             while elapsed() < until:
@@ -117,19 +157,19 @@ class Guard:
                 if answer is not None and answer[0] in serials:
                     is_heir = heir in (_NOBODY, answer[1])
                     return is_heir or _refused("the guard of this machine holds the end of another heir")
-                time.sleep(_LOOK)
+                yield
         finally:
             os.close(folder)
         return _refused(f"the guard of this machine has not taken its end within {self._patience:g} s{trouble}")
 
-    def _wait_for_turn(self, folder: int) -> None:
-        """Wait until no other process asks the guard. One that is stuck is not waited for: the earlier end counts."""
+    def _turn(self, folder: int) -> Generator[None, None, None]:
+        """Wait until nobody else asks the guard. One that is stuck is not waited for: the earlier end counts."""
         until = elapsed() + self._patience / 2
         while elapsed() < until:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            time.sleep(_LOOK)
+            yield
 
     def _write(self, seconds: float, heir: str) -> int:
         """Write a request over the last one. Return its serial number."""
@@ -150,7 +190,7 @@ class Guard:
 
     # --- the keeper ------------------------------------------------------------------------------------------
 
-    def _ask_keeper(self, end: float, heir: str) -> bool:
+    def _ask_keeper(self, end: float, heir: str) -> Generator[None, None, bool]:
         """Let the keeper end the node."""
         when = time.monotonic() + end - elapsed()
         with self._lock:
@@ -162,7 +202,7 @@ class Guard:
         while elapsed() < until:
             if 0.0 < self._page.end_held <= when:
                 return True
-            time.sleep(_LOOK)
+            yield
         return _refused(f"the keeper of this node has not taken its end within {self._patience:g} s")
 
 
@@ -179,3 +219,8 @@ def _opened(path: str, mode: str) -> FileIO:
 def _refused(why: str) -> bool:
     print(why, file=sys.stderr, flush=True)
     return False
+
+
+def _no(why: str) -> Generator[None, None, bool]:
+    yield from ()
+    return _refused(why)

@@ -116,7 +116,8 @@ keep() {
 
 # save: write the end to the disk, and wait until it is there
 save() {
-    printf "%-159s\n" "$end $heir $TOKEN" 1<> "$kept_end" && sync "$kept_end" "$kept" "${kept%/*}"
+    printf "%-159s\n" "$end $heir $TOKEN" 1<> "$kept_end" &&
+        sync "$kept_end" "$kept" && { sync "${kept%/*}" || sync; } # not every file system can sync a folder
 }
 
 # hold: save the end, and answer the last request then
