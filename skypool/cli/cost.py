@@ -18,6 +18,7 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Line, Receipt, amount, by_day
 from skypool.rental.records import Record
 from skypool.rental.run_state import state_of
+from skypool.runs.ends_here import note_ends
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,9 +37,9 @@ def cost(
     the machine is proved, as by `skypool gc`: it is counted until now, or until the latest end.
     """
     start, now = _since(since), clock.now()
-    records = [
-        each for each in Ledger.here(output.warn).pools() if any(_part(line, start) and line.usd for line in each.lines)
-    ]
+    ledger = Ledger.here(output.warn)
+    note_ends(ledger)
+    records = [each for each in ledger.pools() if any(_part(line, start) and line.usd for line in each.lines)]
     rows = _by_pool(records, start, now) if by == "pool" else _by_day(records, start)
     total = sum(usd for _, usd in rows)
     names = _HEADINGS[by]

@@ -23,6 +23,7 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import spelt
 from skypool.rental.reaper import terminate_all
 from skypool.rental.records import Record
+from skypool.runs.ends_here import note_ends
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="End the pools without asking for confirmation.")]
 Providers = Annotated[
@@ -42,7 +43,7 @@ def _ledger() -> Ledger | None:
     """Return this user's ledger. If it cannot be read, tell the user and return None: the commands go on without it."""
     ledger = Ledger.here(output.warn)
     try:
-        ledger.pools()
+        note_ends(ledger)
     except LedgerError as e:
         output.complain(f"{e} (continuing without the ledger)")
         return None

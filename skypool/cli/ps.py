@@ -21,6 +21,7 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Line, amount
 from skypool.rental.records import Record
 from skypool.rental.run_state import RunState, state_of
+from skypool.runs.ends_here import note_ends
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,7 +38,9 @@ def ps(as_json: output.AsJson = False) -> None:
     The nodes of pools that run on this computer are listed with their state, hardware and calls.
     """
     now = clock.now()
-    known = Ledger.here(output.warn).pools()
+    ledger = Ledger.here(output.warn)
+    note_ends(ledger)
+    known = ledger.pools()
     there = [each for each in known if _is_fresh(each, now) or (each.state(now) != "ended" and not is_over(each, now))]
     seen = _seen([each for each in there if each.state(now) in ("live", "ending")])
     if as_json:
@@ -135,7 +138,7 @@ _RUN = ["run", "state", "age", "USD/h", "USD", "at most USD", "ends by", "provid
 def _run_row(record: Record, state: RunState, now: float) -> list[str]:
     assert record.run is not None
     receipt = record.receipt(now)
-    age = str(timedelta(seconds=round(now - record.started)))
+    age = str(timedelta(seconds=round((record.ended or now) - record.started)))
     costs = [f"{receipt.usd_per_hour:.4f}", f"{receipt.usd:.4f}", f"{_worst(record):.4f}"]
     ends = _minute(record.run.latest) if record.running else ""
     return [record.pool, state.word, age, *costs, ends, " ".join(_providers(record))]

@@ -163,6 +163,25 @@ def lowered(budget: Budget | None, most: float | None) -> Budget | None:
     return Budget(most) if budget is None else replace(budget, max_usd=min(budget.max_usd, most))
 
 
+def worst_bill(lines: Iterable[Line], now: float, until: float, rise: float = 1.0) -> float:
+    """Return the most that machines may cost in all, in US dollars, if those that have not ended end until a time.
+
+    Args:
+        lines: the machines and their costs so far.
+        now, until: the present time and that time, in seconds since 1970.
+        rise: the factor by which prices of spot machines may rise from now on.
+    """
+    usd = 0.0
+    for line in lines:
+        if not line.ended:
+            higher = line.usd_per_hour * (rise if line.market == "spot" else 1.0)
+            earlier = (*line.earlier, (now, line.usd_per_hour))
+            begins = now if line.billed_from is None else line.billed_from  # billing may begin at any moment
+            line = replace(line, usd_per_hour=higher, earlier=earlier, until=max(now, until), billed_from=begins)
+        usd += line.usd
+    return usd
+
+
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
     """Return the time when `left` US dollars are spent; `math.inf` for never. `costs`: (US dollars per hour, begin)."""
     rate = 0.0

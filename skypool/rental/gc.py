@@ -289,7 +289,9 @@ def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list
         if not is_open or may_come or record.client_lives(now) or record.pool in there:
             continue
         seen_only_there = {(each.provider, each.id) for each in record.running if each.provider in partial_lists}
-        if now <= record.lasts + GRACE and not seen_only_there <= {(e.thing.provider, e.thing.id) for e in ended}:
+        is_over = record.run is not None and record.run.entry.outcome is not None
+        may_last = now <= record.lasts + GRACE and not is_over
+        if may_last and not seen_only_there <= {(e.thing.provider, e.thing.id) for e in ended}:
             continue  # machines may run where this client does not see them; they end when their lease is over
         if all(note in answered for note in record.notes):
             for name in {note["provider"] for note in record.notes}:

@@ -15,6 +15,7 @@ from it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -268,7 +269,7 @@ class Ledger:
 
     # --- after renting: methods that never raise -------------------------------------------------------------
 
-    def mark(self, session: str, change: ledger_runs.Mark) -> None:
+    def mark(self, session: str, change: ledger_runs.Mark, at: float = math.inf) -> None:
         """Write over the entry of a pool's run that is handed over, by the rule of `steps.merged`. Does not raise.
 
         The entry only goes forward, whoever writes. If it then says that the machine has ended, the account of the
@@ -277,8 +278,9 @@ class Ledger:
         Args:
             change: an entry, or a function that returns one, such as `steps.seen_ended`. It is called with the present
                 entry, in the same transaction.
+            at: since when it is so, in seconds since 1970; a time in the future, as by default, counts as now.
         """
-        now = time.time()
+        now = min(at, time.time())
         self._note(lambda book: ledger_runs.mark(book, session, change, now))
 
     def rented(
@@ -694,9 +696,11 @@ def _refuse_taken(record: Record, now: float) -> None:
             "or choose another name"
         )
     if record.is_kept(now) and record.running:
+        is_over = record.run is not None and record.run.entry.outcome is not None
+        goes_on = "is over, and its machine may still be there" if is_over else "goes on on its machine"
         raise UsageError(
-            f"a run called {record.pool!r} goes on on its machine: look at it with `skypool ps`, end it with `skypool "
-            f"down {record.pool}`, or choose another name"
+            f"a run called {record.pool!r} {goes_on}: look at it with `skypool ps`, end it with `skypool down "
+            f"{record.pool}`, or choose another name"
         )
     if now < record.lasts and (record.running or record.intents):
         raise UsageError(

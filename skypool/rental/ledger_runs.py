@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 
 from skypool import clock
 from skypool.errors import LedgerError, PoolClosed, TakenOver
@@ -57,8 +58,8 @@ def begin(book: sqlite3.Connection, session: str, claim: Claim, times: tuple[flo
 def mark(book: sqlite3.Connection, session: str, change: Mark, now: float) -> None:
     """Write over the entry of a run by the rule of `steps.merged`. Do nothing if the pool's run is not handed over.
 
-    If the entry then says that the machine has ended, its account is closed at the time `now`, and the pool is over. A
-    run that was not started is an exception: its client closes the pool.
+    `now` is the time since when it is so. If the entry then says that the machine has ended, its account is closed at
+    that time, and the pool is over. A run that was not started is an exception: its client closes the pool.
     """
     found = read(book, clock.now(), "p.session = ?", session)
     old = found[0].run if found else None
@@ -67,7 +68,8 @@ def mark(book: sqlite3.Connection, session: str, change: Mark, now: float) -> No
     entry = merged(old.entry, change if isinstance(change, Entry) else change(old.entry))
     if entry == old.entry:
         return
-    _write(book, session, RunRecord(old.claim, entry, now, old.ends, old.latest, old.worst_usd))
+    is_known = entry.outcome is not None and entry.outcome is old.entry.outcome
+    _write(book, session, replace(old, entry=entry, at=old.at if is_known else now))
     if entry.state is Ledger.ENDED and entry.outcome is not Outcome.NOT_STARTED:
         end = min(now, old.latest)
         sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), ?) WHERE session = ? AND ended IS NULL"

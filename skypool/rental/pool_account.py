@@ -13,11 +13,11 @@ from skypool import clock, events
 from skypool.drivers.contract import Driver
 from skypool.errors import BudgetExceeded, LedgerError, PoolClosed, TakenOver
 from skypool.model import Instance
-from skypool.rental.budget import CEILING, HEADROOM, Budget, Enforcement, ceiling, lowered
+from skypool.rental.budget import CEILING, HEADROOM, Budget, Enforcement, ceiling, lowered, worst_bill
 from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import Terms
-from skypool.rental.receipt import HOUR, IdleSpan, Receipt
+from skypool.rental.receipt import IdleSpan, Receipt
 from skypool.rental.records import Record
 from skypool.wire.error_text import cut
 
@@ -267,15 +267,8 @@ class Rental:
         `time` is in seconds since 1970. The prices of spot machines may rise up to those at which they must end. Raises
         LedgerError if the costs cannot be read from the ledger or from memory.
         """
-        now = clock.now()
-        usd = 0.0
-        for line in self.receipt.lines:
-            usd += line.at(max(time, now)).usd
-            if line.billed_from is None and not line.ended:  # its billing may begin at any moment
-                usd += line.usd_per_hour * max(time - now, line.least_billed) / HOUR + line.start_usd
-            if not line.ended and line.market == "spot" and self.limits.budget is not None:
-                usd += line.usd_per_hour * (HEADROOM - 1) * max(0.0, time - now) / HOUR
-        return usd
+        rise = 1.0 if self.limits.budget is None else HEADROOM
+        return worst_bill(self.receipt.lines, clock.now(), time, rise)
 
     def ended(self, instances: Iterable[Instance]) -> None:
         """Record that these instances have ended, in one transaction for each provider.

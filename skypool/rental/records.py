@@ -68,7 +68,7 @@ class RunRecord:
     Attributes:
         claim: the run and its generation.
         entry: the state of the hand-over, and how the run has ended.
-        at: time since when the entry is as it is.
+        at: time since when the run is in this state: of its outcome, if that is known.
         ends: the written end: the time at which the machine's guard ends the machine in any case.
         latest: the latest time at which the machine may still be there. It comes after `ends`, as clocks differ a
             little, and a machine needs some time to end.

@@ -307,8 +307,8 @@ class Supply:
                 return None
             if time.monotonic() >= tried_until:
                 return ProviderError(
-                    f"{driver.name} does not list {', '.join(short)} as needed until {self._needed_until:%H:%M:%S} UTC, "
-                    "which was written into their tags",
+                    f"{driver.name} does not list {', '.join(short)} as needed until "
+                    f"{self._needed_until:%H:%M:%S} UTC, which was written into their tags",
                     provider=driver.name,
                 )
             time.sleep(0.5)
