@@ -137,6 +137,13 @@ def test_a_killed_runner_is_followed_by_another_one_and_the_program_runs_once(pr
     assert (project.copy / "ran").read_text() == "1"
 
 
+def test_a_program_whose_worker_dies_is_lost_and_the_run_has_failed(project: Project) -> None:
+    project.run("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(600)", "--max-lifetime", "10m")
+    status = project.ends()
+    assert (status.outcome, status.returncode, status.attempts) == (Outcome.FAILED, None, 1)
+    assert "SIGKILL" in status.why
+
+
 @pytest.mark.slow
 def test_a_program_is_stopped_before_its_lifetime_ends_the_machine_and_its_end_is_stored(project: Project) -> None:
     project.run("import time\ntry:\n    time.sleep(600)\nfinally:\n    print('stopped')", "--max-lifetime", "25s")

@@ -1,229 +1,186 @@
-"""A runner: the process that owns a run on its own machine, with a real agent. The test says what the agent would."""
+"""A runner: the process that owns a run on its own machine. A real agent starts it, after a real hand-over."""
 
 from __future__ import annotations
 
-import queue
+import contextlib
+import os
 import secrets
+import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import skypool as sky
 from skypool.calls.options import Options
-from skypool.errors import ProtocolError, TakenOver
-from skypool.event_loop import Loop
+from skypool.errors import ProtocolError
 from skypool.head import messages
-from skypool.head.states import (
-    Cancel,
-    Claim,
-    FromRunner,
-    Go,
-    Outcome,
-    Program,
-    ProgramOver,
-    RunOver,
-    StandsBy,
-    ToRunner,
-    Welcome,
-)
-from skypool.rental.handover import Handover
+from skypool.head.states import CancelRun, Claim, Outcome, Said, StandsBy
+from skypool.rental.run_account import RunAccount
 from skypool.runs import stored
+from skypool.runs.handing_over import HandingOver
 from skypool.runs.needs import Needs
+from skypool.runs.owned_machine import OwnedMachine
 from skypool.runs.program_run import ProgramCall
 from skypool.runs.stored import RunStatus
 from tests.conftest import eventually
 
 PROGRAM = "import sys; sys.path[:0] = sys.argv[1:]; from skypool.runs.runner import start; start()"
 MOST_MIB = 150
+WAITS = """import os, time
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
 
 
-class Node:
-    """A node on this machine whose owner has given it up, and a project on it."""
+class Machine:
+    """A node on this machine, with a project.
 
-    def __init__(self, place: Path, lease: float = 60.0) -> None:
-        self.claim = Claim(f"given-{secrets.token_hex(3)}")
-        pool = sky.ComputePool("local", nodes=1, name=self.claim.run, lease=lease, slots=1, console="off").start()
-        self.handover: Handover = pool._handed_over()
+    Attributes:
+        folder: the folder of its run.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.claim = Claim(f"run-{secrets.token_hex(3)}")
+        self.pool = sky.ComputePool("local", name=self.claim.run, lease=60.0, slots=1, console="off").start()
         self.project = place / "projects" / "given"
         self.project.mkdir(parents=True)
-        engine: Any = pool._engine
-        Loop.shared().run(engine.takeover.hand_over(TakenOver("it was handed over")))
-        pool.stop()
+        self.folder = Path()
 
     def needs(self, script: str, retries: int = 0, procs: int | None = None) -> Needs:
         (self.project / "train.py").write_text(script)
         words, places = (sys.executable, "train.py"), {0: (str(self.project), "")}
         call = ProgramCall(words, places, ".", {"WORD": "hidden"}, "", procs, "")
-        return Needs.of(self.claim, self.handover, call, retries, saved="")
+        return Needs.of(self.claim, self.pool._handed_over(), call, retries, saved="")
 
-    @property
-    def archive(self) -> str:
-        [found] = Path(self.handover.nodes[0].access.folder).glob("skypool-*.zip")
-        return str(found)
-
-
-class Started:
-    """A runner as its agent sees it."""
-
-    def __init__(self, node: Node, needs: Needs) -> None:
+    def hand_over(self, needs: Needs) -> OwnedMachine:
+        """Hand the run over. The connection stays, as of a client that watches."""
         self.folder = Path(needs.folder)
-        argv = [sys.executable, "-I", "-S", "-c", PROGRAM, node.archive]
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdin is not None
-        self.process.stdin.write(messages.packed_needs(needs.packed()))
-        self.process.stdin.flush()
-        self.moves: list[int] = []
-        self.said: queue.SimpleQueue[FromRunner] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for each in self.process.stdout:
-            message = messages.from_runner(each)
-            if isinstance(message, messages.Alive):
-                self.moves.append(message.moves)
-            else:
-                self.said.put(message)
-
-    def tell(self, message: ToRunner) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(messages.line(message))
-        self.process.stdin.flush()
-
-    def hears(self, message: FromRunner) -> None:
-        assert self.said.get(timeout=60) == message
-
-    def own(self, attempts: int = 0, program: Program = Program.NONE) -> None:
-        self.hears(StandsBy())
-        self.tell(Go("the heir"))
-        self.tell(Welcome(attempts, program, is_cancelled=False))
-
-    def until_over(self, attempt: int, ranks: int = 1) -> list[int | None]:
-        """Wait until all processes of an attempt have ended. Return their statuses."""
-        output = self.folder / stored.OUTPUT / str(attempt)
-        eventually(lambda: None not in stored.statuses(output, range(ranks)), 60, "the end of the program")
-        return stored.statuses(output, range(ranks))
-
-    def printed(self, attempt: int = 1) -> bytes:
-        return (self.folder / stored.OUTPUT / str(attempt) / "0" / "0").read_bytes()
+        supply = self.pool._sender.working().supply
+        assert supply is not None
+        account = RunAccount(supply, self.claim, 600.0)
+        owned = OwnedMachine(self.pool, needs, account)
+        handing = HandingOver(self.claim, account.left, secrets.token_hex(8), owned)
+        owned.follow(handing.hear)
+        assert handing.run() is Said.DETACHED, handing.why
+        return owned
 
     @property
-    def status(self) -> RunStatus:
+    def runners(self) -> list[int]:
+        found = []
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it has ended
+                words = each.read_bytes()
+                if b"skypool.runs.runner" in words and f"/{self.claim.run}.0.".encode() in words:
+                    found.append(int(each.parent.name))
+        return found
+
+    def begins(self) -> None:
+        """Wait until the program runs."""
+        eventually((self.folder / stored.OUTPUT / "1" / "0" / "end").exists, 60, "the start of the program")
+
+    def ends(self) -> RunStatus:
+        eventually(lambda: stored.stored(self.folder) is not None, 60, "the end of the run")
         found = stored.stored(self.folder)
         assert found is not None
         return found
 
-    @property
-    def most_mib(self) -> int:
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(each.split()[1]) for each in lines if each.startswith("VmHWM:")) // 1024
+    def printed(self, attempt: int = 1) -> bytes:
+        return (self.folder / stored.OUTPUT / str(attempt) / "0" / "0").read_bytes()
 
-    def ends(self) -> int:
-        return self.process.wait(60)
+    def replace_runner(self) -> None:
+        """Kill the runner, and wait for the next one."""
+        [first] = self.runners
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: self.runners not in ([], [first]), 60, "the next runner")
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    node = Node(tmp_path)
-    yield node
-    driver = sky.Local()
-    driver.terminate(driver.instances(pool=node.claim.run))
+    def end(self) -> None:
+        self.pool.stop()
+        driver = sky.Local()
+        driver.terminate(driver.instances(pool=self.claim.run))
 
 
 @pytest.fixture
-def started(node: Node) -> Iterator[Any]:
-    made: list[Started] = []
-
-    def start(*args: Any, **more: Any) -> Started:
-        made.append(Started(node, node.needs(*args, **more)))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.process.kill()
-        each.process.wait()
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    machine.end()
 
 
-def test_it_runs_the_program_once_and_stores_its_end_before_it_says_so(started: Any, node: Node) -> None:
-    runner = started("import os; print(os.environ['WORD']); open('ran', 'a').write('1'); raise SystemExit(3)")
-    runner.own()
-    assert runner.until_over(1) == [3]
-    assert runner.most_mib < MOST_MIB
-    runner.tell(ProgramOver(1, Program.ENDED))
-    runner.hears(RunOver(Outcome.ENDED))
-    assert runner.ends() == 0
-    status = runner.status
-    assert (status.claim, status.outcome, status.returncode, status.attempts) == (node.claim, Outcome.ENDED, 3, 1)
+def test_it_runs_the_program_and_keeps_secrets_in_memory_which_it_takes_little_of(machine: Machine) -> None:
+    script = f"{WAITS}print(os.environ['WORD']); open('ran', 'a').write('1'); raise SystemExit(3)"
+    machine.hand_over(machine.needs(script)).give_up()
+    machine.begins()
+    [runner] = machine.runners
+    about = Path("/proc", str(runner))
+    assert b"hidden" not in (about / "environ").read_bytes() + (about / "cmdline").read_bytes()
+    most = next(each for each in (about / "status").read_text().splitlines() if each.startswith("VmHWM:"))
+    assert int(most.split()[1]) < MOST_MIB * 1024
+    files = [each for each in machine.folder.rglob("*") if each.is_file() and stored.OUTPUT not in each.parts]
+    assert len(files) > 2
+    assert not [each for each in files if b"hidden" in each.read_bytes()], "a secret is on the disk"
+    (machine.project / "go").touch()
+    status = machine.ends()
+    assert (status.claim, status.outcome, status.returncode, status.attempts) == (machine.claim, Outcome.ENDED, 3, 1)
     assert status.usd == 0.0
-    assert b"hidden" in runner.printed()
-    assert len([each for each in runner.folder.iterdir() if each.name.startswith(stored.STATUS)]) == 1
-    assert runner.moves == sorted(runner.moves)
-    assert runner.moves[-1] > 0
+    assert b"hidden" in machine.printed()
+    assert (machine.project / "ran").read_text() == "1"
+    eventually(lambda: not machine.runners, 60, "the end of the runner")
 
 
-def test_the_node_lives_on_without_its_runner_and_the_next_one_waits_for_what_runs(started: Any, node: Node) -> None:
-    script = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\nopen('ran', 'a').write('1')\n"
-    first = started(script)
-    first.own()
-    eventually((first.folder / stored.OUTPUT / "1" / "0" / "end").exists, 60, "the start of the program")
-    first.process.kill()
-    first.ends()
-    second = started(script)
-    second.own(attempts=1, program=Program.RUNNING)
-    (node.project / "go").touch()
-    assert second.until_over(1) == [0]
-    second.tell(ProgramOver(1, Program.ENDED))
-    second.hears(RunOver(Outcome.ENDED))
-    assert (node.project / "ran").read_text() == "1"
-    assert (second.status.returncode, second.status.attempts) == (0, 1)
-
-
-def test_a_lost_program_is_started_again_as_another_attempt(started: Any) -> None:
-    script = "import os, sys\nif not os.path.exists('once'):\n    open('once', 'w')\n    os.kill(os.getpid(), 9)\n"
-    runner = started(script, retries=1)
-    runner.own()
-    assert runner.until_over(1) == [-9]
-    runner.tell(ProgramOver(1, Program.LOST))
-    assert runner.until_over(2) == [0]
-    runner.tell(ProgramOver(2, Program.ENDED))
-    runner.hears(RunOver(Outcome.ENDED))
-    assert runner.status.attempts == 2
+def test_a_lost_program_is_started_again_as_another_attempt(machine: Machine) -> None:
+    script = "import os, time\nif not os.path.exists('once'):\n    open('once', 'w')\n    os.kill(os.getppid(), 9)\n"
+    machine.hand_over(machine.needs(f"{script}    time.sleep(60)\n", retries=1)).give_up()
+    status = machine.ends()
+    assert (status.outcome, status.returncode, status.attempts) == (Outcome.ENDED, 0, 2)
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_user_cancels_the_program(is_restarted: bool, started: Any) -> None:
-    script = "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('interrupted'); raise\n"
-    runner = started(script)
-    runner.own()
-    eventually((runner.folder / stored.OUTPUT / "1" / "0" / "end").exists, 60, "the start of the program")
-    time.sleep(0.5)  # it is in `sleep`
+def test_a_user_cancels_the_program_also_if_another_runner_has_started_it(is_restarted: bool, machine: Machine) -> None:
+    script = "import time\nopen('began', 'w').close()\ntry:\n    time.sleep(60)\nfinally:\n    print('interrupted')\n"
+    owned = machine.hand_over(machine.needs(script))
+    eventually((machine.project / "began").exists, 60, "the start of the program")
     if is_restarted:
-        runner.process.kill()
-        runner.ends()
-        runner = started(script)
-        runner.own(attempts=1, program=Program.RUNNING)
-    runner.tell(Cancel())
-    assert runner.until_over(1) == [-2]
-    runner.tell(ProgramOver(1, Program.STOPPED))
-    runner.hears(RunOver(Outcome.CANCELLED))
-    assert (runner.status.outcome, runner.status.returncode) == (Outcome.CANCELLED, 130)
-    assert b"interrupted" in runner.printed()
+        machine.replace_runner()
+    owned.send(CancelRun(machine.claim))
+    status = machine.ends()
+    assert (status.outcome, status.returncode) == (Outcome.CANCELLED, 130)
+    assert b"interrupted" in machine.printed()
 
 
-def test_a_gang_on_the_node_runs_and_its_first_failure_is_the_status(started: Any) -> None:
-    runner = started("import os; raise SystemExit(4 * int(os.environ['RANK']))", procs=2)
-    runner.own()
-    statuses = runner.until_over(1, ranks=2)
-    assert statuses[1] == 4
-    runner.tell(ProgramOver(1, Program.ENDED))
-    runner.hears(RunOver(Outcome.ENDED))
-    assert runner.status.returncode == next(filter(None, statuses))
+def test_a_gang_on_the_node_runs_and_its_first_failure_is_the_status(machine: Machine) -> None:
+    machine.hand_over(machine.needs("import os; raise SystemExit(4 * int(os.environ['RANK']))", procs=2)).give_up()
+    status = machine.ends()
+    assert (status.outcome, status.attempts) == (Outcome.ENDED, 1)
+    assert status.returncode in (4, 130)  # the first rank is stopped if it was slower
+
+
+def test_a_program_that_cannot_be_started_says_why(machine: Machine) -> None:
+    needs = machine.needs("")
+    (machine.project / "train.py").unlink()
+    object.__setattr__(needs.call, "words", ("no-such-program",))
+    machine.hand_over(needs).give_up()
+    status = machine.ends()
+    assert (status.outcome, status.returncode) == (Outcome.ENDED, 127)
+    assert "no-such-program" in status.why
+
+
+def test_a_runner_without_an_agent_ends(machine: Machine) -> None:
+    needs = machine.needs("")
+    [archive] = Path(needs.handover.nodes[0].access.folder).glob("skypool-*.zip")
+    argv = [sys.executable, "-I", "-S", "-c", PROGRAM, str(archive)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(messages.packed_needs(needs.packed()))
+        process.stdin.flush()
+        assert messages.from_runner(process.stdout.readline()) == StandsBy()
+        first = messages.from_runner(process.stdout.readline())
+        assert isinstance(first, messages.Alive)
+        process.stdin.close()
+        assert process.wait(30) == 0
 
 
 def test_each_call_of_an_attempt_names_it_to_the_agent_also_those_of_ranks() -> None:
@@ -231,13 +188,6 @@ def test_each_call_of_an_attempt_names_it_to_the_agent_also_those_of_ranks() -> 
     assert '"attempt":2' in options.header
     assert '"attempt":2' in options.but({"retries": 0, "node": None}).header
     assert "attempt" not in Options(output="silent").but({"procs": 2}).header
-
-
-def test_a_runner_without_an_agent_ends(started: Any) -> None:
-    runner = started("")
-    runner.hears(StandsBy())
-    runner.process.stdin.close()
-    assert runner.ends() == 0
 
 
 def test_what_is_stored_first_stays(tmp_path: Path) -> None:
@@ -248,8 +198,8 @@ def test_what_is_stored_first_stays(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "run").iterdir()] == [stored.STATUS]
 
 
-def test_needs_hold_no_secret_in_their_text_and_nothing_else_is_taken_for_them(node: Node) -> None:
-    needs = node.needs("")
+def test_needs_hold_no_secret_in_their_text_and_nothing_else_is_taken_for_them(machine: Machine) -> None:
+    needs = machine.needs("")
     assert "hidden" not in repr(needs)
     assert Needs.unpacked(needs.packed()) == needs
     for each in (b"", b"no", messages.line(StandsBy())):

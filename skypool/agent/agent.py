@@ -27,7 +27,8 @@ from skypool.agent.capture import captured
 from skypool.agent.client_session import Client
 from skypool.agent.failed_calls import Answers
 from skypool.agent.gang_steps import GangSteps
-from skypool.agent.hand_over import Guard, HandOver
+from skypool.agent.guard import Guard
+from skypool.agent.hand_over import HandOver
 from skypool.agent.items import Items
 from skypool.agent.lease import Lease
 from skypool.agent.messages import call_in, is_large
@@ -143,8 +144,7 @@ class Agent:
             self._stops,
             self._answers,
             self._arrivals,
-            bool(config.guard),
-            guard,
+            guard or Guard(config.guard, page),
             runner,
         )
 

@@ -5,23 +5,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
-import select
-import signal
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.client_session import Client
 from skypool.agent.connection import Connection
 from skypool.agent.failed_calls import Answers
+from skypool.agent.guard import Asking, Guard
 from skypool.agent.lease import Lease
 from skypool.agent.messages import cancel_in, member_in
 from skypool.agent.runner_watch import RunnerWatch
@@ -65,22 +61,10 @@ from skypool.head.states import (
 from skypool.safety import private
 from skypool.wire.frames import Frame, Kind, frame
 
-_TO_HOLD = 30.0
-"""Seconds in which the guard has taken the end."""
 _TO_TELL = 3.0
 """The least seconds that the agent stays after the end of a run, in which others hear of it."""
 _ENDS = {"": Program.ENDED, "timeout": Program.ENDED, "cancel": Program.STOPPED}
 """What has become of a program, by the reason for which the agent has ended its call. For other reasons it is lost."""
-
-
-class Guard(Protocol):
-    """A protocol for what ends the machine in time. The methods block for some seconds at most."""
-
-    def give_end(self, seconds: float, heir_digest: str) -> bool:
-        """Have the machine end in so many seconds in any case. Return False if that is not sure. Raises nothing."""
-
-    def stop_now(self, keep_seconds: float) -> None:
-        """Have the machine end in so many seconds."""
 
 
 class _Attempt:
@@ -128,8 +112,7 @@ class HandOver:
         handlers: handles each kind of frame of the accepted client. At the hand-over, this object takes some kinds.
         queue, stops, answers, arrivals: the calls of the node, what stops them, what answers them in place of a worker,
             and their large arguments.
-        is_guarded: True if a guard ends the machine; False if all that is to end are the processes of the node.
-        guard: the guard, if there is one; None if it takes no end.
+        guard: what ends the machine.
         runner: what is started as the runner, as `RunnerWatch` takes it.
     """
 
@@ -144,14 +127,13 @@ class HandOver:
         stops: CallStops,
         answers: Answers,
         arrivals: Arrivals,
-        is_guarded: bool,
-        guard: Guard | None = None,
+        guard: Guard,
         runner: list[str] | None = None,
     ) -> None:
         self._watch, self._clock, self._client, self._lease = watch, clock, client, lease
         self._handlers = handlers
         self._queue, self._stops, self._answers, self._arrivals = queue, stops, answers, arrivals
-        self._is_guarded, self._guard = is_guarded, guard
+        self._guard = guard
         self._runner = RunnerWatch(watch, self._step, clock, runner)
         self._state = Agent()
         self._events: deque[tuple[AgentEvent, Connection | None]] = deque()
@@ -164,7 +146,8 @@ class HandOver:
         self._renewed = 0.0
         self._usual: dict[Kind, Callable[[Frame], None]] = {}
         self._attempt: _Attempt | None = None
-        self._children: dict[int, tuple[int, float]] = {}  # processes that talk to the guard: pidfd and until when
+        self._asking: Asking | None = None  # for the end
+        self._stopping: Asking | None = None
 
     # --- what the agent asks ---------------------------------------------------------------------------------
 
@@ -201,10 +184,9 @@ class HandOver:
         is_running = attempt is not None and self._state.program is Program.RUNNING and attempt.is_closed
         if attempt is not None and is_running and all(self._queue.get(id_) is None for id_ in attempt.calls):
             self._step(ProgramEnded(attempt.number, attempt.how()))
-        for pid, (_, until) in self._children.items():
-            if now > until:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        self._look_at_guard()
+        if self._stopping is not None and self._stopping.look() is not None:
+            self._stopping = None
 
     # --- frames ----------------------------------------------------------------------------------------------
 
@@ -387,49 +369,16 @@ class HandOver:
         """Let the machine end in `end` seconds in any case."""
         self._end = time.time() + end
         self._lease.end_by(end)
-        guard = self._guard
-        if not self._is_guarded:
-            self._step(EndHeld())  # agent and keeper end all that there is
-        elif guard is None:
-            self._step(EndRefused())
-        else:
-            digest = messages.heir_digest(heir)
-            self._ask_guard(
-                lambda: guard.give_end(end, digest), lambda is_held: self._step(EndHeld() if is_held else EndRefused())
-            )
+        self._asking = self._guard.ask_end(end, messages.heir_digest(heir))
+
+    def _look_at_guard(self) -> None:
+        """Hear whether the guard has taken the end, when it has answered."""
+        if self._asking is not None and (is_held := self._asking.look()) is not None:
+            self._asking = None
+            self._step(EndHeld() if is_held else EndRefused())
 
     def _stop_machine(self) -> None:
-        keep = self._place.keep
-        self._lease.stay(max(keep, _TO_TELL))
-        guard = self._guard
-        if self._is_guarded and guard is not None:
-            self._ask_guard(lambda: guard.stop_now(keep) is None, lambda has_stopped: None)
-
-    def _ask_guard(self, ask: Callable[[], bool], then: Callable[[bool], None]) -> None:
-        """Have a process of its own talk to the guard, as this one must not wait. `then` gets what it returns.
-
-        It is no thread, because the agent forks, which is safe only with one thread.
-        """
-        try:
-            pid = os.fork()
-        except OSError as e:
-            print(f"nobody can talk to the guard: {e}", file=sys.stderr, flush=True)
-            then(False)
-            return
-        if pid == 0:
-            try:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                os._exit(0 if ask() else 1)
-            except BaseException:  # noqa: BLE001 - a forked child must never return; the error is in the log
-                traceback.print_exc()
-                os._exit(70)
-        pidfd = os.pidfd_open(pid)
-        self._children[pid] = pidfd, self._clock() + _TO_HOLD
-
-        def on_end() -> None:
-            self._watch(pidfd, 0, on_end)
-            os.close(pidfd)
-            del self._children[pid]
-            then(os.waitpid(pid, 0)[1] == 0)
-
-        self._watch(pidfd, select.EPOLLIN, on_end)
+        """Let the machine end, when it was kept for as long as the user wants. An answer is not needed any more."""
+        keep = max(self._place.keep, _TO_TELL)
+        self._lease.stay(keep)
+        self._stopping = self._guard.ask_stop(keep)

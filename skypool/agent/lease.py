@@ -60,7 +60,10 @@ class Lease:
         self._allowed = time.monotonic() + seconds
 
     def end_by(self, seconds: float) -> None:
-        """Let the node live for at most `seconds` from now, whatever is allowed later."""
+        """Let the node end in `seconds` from now at the latest. Unlike `allow`, it only brings the end nearer.
+
+        Takes effect at the next `renew`.
+        """
         self._end = min(self._end, time.monotonic() + seconds)
 
     def linger(self, left: float, full: float) -> None:

@@ -131,7 +131,7 @@ class RunnerWatch:
         for each in (child.stdin, child.stdout):
             os.set_blocking(each.fileno(), False)
         self._pidfd = os.pidfd_open(child.pid)
-        self._watch(child.stdout.fileno(), select.EPOLLIN, self._read)
+        self._watch(child.stdout.fileno(), select.EPOLLIN, self._on_lines)
         self._watch(self._pidfd, select.EPOLLIN, self._on_end)
         self._send(messages.packed_needs(self._needs))
 
@@ -177,6 +177,9 @@ class RunnerWatch:
         except OSError:  # it is about to end
             self._unsent.clear()
         self._watch(pipe, 0, lambda: None)
+
+    def _on_lines(self) -> None:
+        self._read()
 
     def _read(self) -> bool:
         """Hear the lines that have come. Return True if there may be more."""

@@ -99,10 +99,11 @@ class SmallRunner:
                 continue
             self.moves += not (self.notes / "stuck").exists()
             self.write(messages.Alive(self.moves))
-            ready = select.select([0, *([self.link] if self.link else [])], [], [], 0.1)[0]
+            link = -1 if self.link is None else self.link.fileno()
+            ready = select.select([0, *([link] if self.link else [])], [], [], 0.1)[0]
             if 0 in ready:
                 self.hear()
-            if self.link in ready:
+            if link in ready:
                 self.receive()
 
     def hear(self) -> None:
