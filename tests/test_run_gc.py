@@ -1,4 +1,4 @@
-"""`skypool gc --yes` while a run goes on alone on its machine: it ends nothing then, and later all that is left of it."""
+"""`skypool gc --yes` while a run goes on alone on its machine: it ends nothing then, and later all that is left."""
 
 from __future__ import annotations
 
