@@ -416,6 +416,16 @@ class HearsNobody(FakeCloud):
         return replace(super().access(instance), guard=f"{super().access(instance).guard}.else")
 
 
+class HoldsNoEnd(FakeCloud):
+    """Has the file for a written end, and nobody reads it."""
+
+    def access(self, instance: Instance) -> Access:
+        access = super().access(instance)
+        home = Path(access.guard).parent / "home"
+        (home / "end").touch()
+        return replace(access, guard=str(home / "lease"))
+
+
 # --- the end -------------------------------------------------------------------------------------------------
 
 

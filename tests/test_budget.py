@@ -19,7 +19,7 @@ import skypool as sky
 from skypool import clock
 from skypool.errors import BudgetExceeded, LifetimeExceeded, UsageError
 from skypool.model import Offer
-from skypool.rental.budget import Enforcement, ceiling
+from skypool.rental.budget import Enforcement, ceiling, worst_bill
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_account import Rental
 from skypool.rental.receipt import Line, by_day
@@ -252,6 +252,30 @@ def test_a_pool_is_held_to_its_budget_and_its_lifetime_by_its_receipt_alone(monk
     now = NOON + 7 * 3600
     with pytest.raises(LifetimeExceeded, match="max_lifetime of 7:00:00 h"):
         limits.check()
+
+
+@given(
+    begins=st.none() | st.floats(-9000, 0),
+    market=st.sampled_from(["spot", "on-demand"]),
+    least=st.sampled_from([0.0, 60.0, 9000.0]),
+    left=st.floats(0, 20000),
+    share=st.floats(0, 1),
+    factor=st.floats(0.5, 1.25),
+    late=st.floats(0, 1),
+)
+def test_no_bill_is_above_the_worst_one(
+    begins: float | None, market: str, least: float, left: float, share: float, factor: float, late: float
+) -> None:
+    """A machine ends at any moment until the latest one. Its price changes now, and its billing may begin later."""
+    billed = None if begins is None else NOON + begins
+    now = replace(line(0.0, 36.0, billed_from=billed, least_billed=least, start_usd=0.5), market=market)
+    end = NOON + share * left
+    price = 36.0 * factor if market == "spot" else 36.0
+    since = billed if billed is not None else NOON + late * (end - NOON)
+    bill = replace(now, until=end, ended=True, billed_from=since, usd_per_hour=price, earlier=((NOON, 36.0),))
+    ended = replace(now, ended=True)
+    assert bill.usd + ended.usd <= worst_bill([now, ended], NOON, NOON + left, 1.25) + 1e-9
+    assert worst_bill([ended], NOON, NOON + left, 1.25) == ended.usd
 
 
 # --- the ceiling of all pools --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
@@ -29,11 +30,14 @@ import skypool as sky
 from skypool.cli import main
 from skypool.drivers import registry, tags
 from skypool.errors import AccessError, CredentialsError, ProviderError
+from skypool.head.states import Entry, Outcome
+from skypool.head.states import Ledger as State
 from skypool.model import Need, Offer, Order
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
 from skypool.rental.reaper_process import log_of, terminate_in_background
 from skypool.testing import FakeCloud, Stock
+from tests.handed_runs import handed, passed, record_of
 from tests.test_ledger import change
 
 ROOT = Path(__file__).parent.parent
@@ -522,6 +526,109 @@ def test_a_pool_that_ended_itself_is_over_in_the_ledger_then(
     assert json.loads(skypool("ps", "--json").stdout)
     assert json.loads(skypool("gc", "--provider", "fake", "--json").stdout)["over"] == ["lost"]
     assert json.loads(skypool("ps", "--json").stdout) == []
+
+
+# --- runs that belong to their machine ---------------------------------------------------------------------------
+
+
+def test_ps_shows_a_run_with_its_state_its_end_and_its_worst_bill(
+    skypool: Run, cloud: FakeCloud, client: Callable[..., Client]
+) -> None:
+    client("other")
+    handed(cloud, seconds=3600.0)
+    passed(cloud, 900.0)
+    (told,) = (each for each in json.loads(skypool("ps", "--json").stdout) if "run" in each)
+    run = told["run"]
+    assert (told["pool"], told["state"]) == ("train", "detached")
+    assert (run["name"], run["generation"], run["state"], run["estimated"]) == ("train", 1, "running", True)
+    assert run["usd"] == pytest.approx(32.77 / 4, rel=0.01)
+    assert run["worst_usd"] == pytest.approx(32.77 * 3720 / 3600, rel=0.01)
+    ends, ends_by = (datetime.fromisoformat(run[each]).timestamp() for each in ("ends", "ends_by"))
+    assert ends - time.time() == pytest.approx(2700, abs=30)
+    assert ends_by - ends == 120
+    said = skypool("ps").stdout
+    assert re.search(r"^pool +state +client .*\nother +live .*\n\nrun +state +age ", said)
+    assert re.search(r"^train  running  0:15:\d\d  32\.7700  8\.\d{4}  +33\.\d{4}  20\d\d-.* UTC  fake$", said, re.M)
+    assert re.search(r"^train: running since .* UTC: its machine ends at .* UTC at the latest$", said, re.M)
+    assert "client" not in skypool("ps").stdout.partition("run ")[2]
+
+
+def test_ps_shows_how_a_run_has_ended_for_a_day(skypool: Run, cloud: FakeCloud) -> None:
+    handed(cloud)
+    Ledger.here().mark(record_of().session, Entry(State.ENDED, Outcome.FAILED))
+    assert "train: failed since" in skypool("ps").stdout
+    change(Ledger.here().file, "UPDATE pools SET ended = ended - 90000")
+    assert skypool("ps").stdout.startswith("no pool of this computer is running")
+
+
+def test_a_cost_is_estimated_until_an_end_is_proved(skypool: Run, cloud: FakeCloud) -> None:
+    handed(cloud)
+    passed(cloud, 900.0)
+    (line,) = json.loads(skypool("cost", "--json").stdout)["lines"]
+    assert (line["state"], line["estimated"]) == ("running", True)
+    assert "estimated: train: `skypool gc` asks if the machine has ended" in skypool("cost").stdout
+    assert "estimated: train" in skypool("cost", "--by", "day").stdout
+    cloud.control.kill(cloud.instances(pool="train")[0])
+    assert "pool train: nothing is left of it" in skypool("gc", "--provider", "fake", "--yes").stdout
+    (line,) = json.loads(skypool("cost", "--json").stdout)["lines"]
+    assert (line["state"], "estimated" in line) == ("lost", False)
+    assert line["usd"] == pytest.approx(32.77 / 4, rel=0.02)
+    assert "estimated" not in skypool("cost").stdout
+
+
+def test_down_ends_a_run_and_its_name_is_free(skypool: Run, cloud: FakeCloud) -> None:
+    handed(cloud)
+    asked = skypool("down", "train")
+    assert (asked.returncode, cloud.count("machine")) == (1, 1)
+    assert "its run belongs to its machine and goes on there; what it has not saved is lost" in asked.stdout
+    assert re.search(r"machine i-0001 \(node 0\) at fake: it belongs to its run, until .* at the latest", asked.stdout)
+    done = skypool("down", "train", "--yes")
+    assert (done.returncode, cloud.count()) == (0, 0), done.stderr
+    assert "pool train has ended" in done.stdout
+    assert "train: cancelled since" in skypool("ps").stdout
+    handed(cloud)
+
+
+def test_down_keeps_an_outcome_that_is_known_and_invents_none(skypool: Run, cloud: FakeCloud) -> None:
+    handed(cloud)
+    Ledger.here().mark(record_of().session, Entry(State.DETACHED, Outcome.ENDED))
+    assert skypool("down", "train", "--yes").returncode == 0
+    assert "train: ended since" in skypool("ps").stdout
+    handed(cloud, "second")
+    passed(cloud, 60.0, "second")
+    cloud.control.kill(cloud.instances(pool="second")[0])
+    assert skypool("down", "second", "--yes").returncode == 0
+    assert "second: lost since" in skypool("ps").stdout
+
+
+def test_gc_says_to_whom_a_machine_belongs(skypool: Run, cloud: FakeCloud) -> None:
+    handed(cloud)
+    done = skypool("gc", "--provider", "fake", "--yes")
+    assert (done.returncode, cloud.count()) == (0, 3)
+    assert re.search(r"^live  fake +train +machine i-0001 .* it belongs to its run, until ", done.stdout, re.M)
+    passed(cloud, 3600.0 + 120.0 + 70.0)
+    assert "ended: 1 machine and 2 other resources" in skypool("gc", "--provider", "fake", "--yes").stdout
+    assert "train: lost since" in skypool("ps").stdout
+
+
+def test_a_command_for_the_client_of_a_pool_says_that_a_run_has_none(skypool: Run, cloud: FakeCloud) -> None:
+    handed(cloud)
+    done = skypool("stack", "train")
+    assert done.returncode != 0
+    assert "run 'train' belongs to its machine, and no process here runs it" in done.stderr
+
+
+@pytest.mark.parametrize(("how_far", "left"), [(State.DETACHED, 1), (State.DETACHING, 0)])
+def test_the_process_that_ends_a_pool_leaves_a_run_alone(cloud: FakeCloud, how_far: State, left: int) -> None:
+    handed(cloud, state=how_far)
+    session = record_of().session
+    terminate_in_background([cloud], "train", session)
+    log, until = log_of("train", session), time.monotonic() + 60.0
+    while not re.search("belongs to it|has ended", log.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert cloud.count("machine") == left
+    assert (record_of().ended is None, record_of().ending is None) == (bool(left), bool(left))
 
 
 # --- doctor --------------------------------------------------------------------------------------------------

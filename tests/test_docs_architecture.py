@@ -163,7 +163,7 @@ def test_the_agent_imports_the_packages_that_the_picture_says() -> None:
         for each in imports(source)
         if each.module.startswith("skypool.")
     }
-    assert used & PACKAGES - {"agent"} == {"wire", "trust", "safety", "devices", "gangs", "samples"}
+    assert used & PACKAGES - {"agent"} == {"wire", "trust", "safety", "devices", "gangs", "head", "samples"}
     assert used - PACKAGES <= set(ORDER)
 
 

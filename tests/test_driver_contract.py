@@ -90,6 +90,7 @@ BROKEN: list[tuple[type[FakeCloud], str, dict[str, Any]]] = [
     (broken.CountsDown, "an_interruption_is_told_on_the_machine", {"machines": True}),
     (broken.CriesWolf, "an_interruption_is_told_on_the_machine", {"machines": True}),
     (broken.ArmsNoEnd, "a_machine_ends_itself_when_its_lease_is_over", {}),
+    (broken.HoldsNoEnd, "a_machine_ends_at_its_written_end_whoever_asks_for_more", {"machines": True}),
     (broken.HearsNobody, "a_machine_that_hears_of_its_client_lives_on", {"machines": True}),
     (broken.OnlySaysItEnds, "terminate_comes_back_when_the_end_is_proved", {}),
     (broken.EndsThePool, "terminate_comes_back_when_the_end_is_proved", {}),

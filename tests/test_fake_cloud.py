@@ -21,6 +21,8 @@ import pytest
 
 import skypool as sky
 from skypool import events, processes
+from skypool.agent.guard import Guard
+from skypool.agent.shared_page import SharedPage
 from skypool.drivers import registry
 from skypool.errors import (
     CapacityError,
@@ -172,6 +174,19 @@ def test_time_is_moved_by_tests_and_a_guard_that_hears_puts_the_end_off(names: F
     names.clock.advance(460)  # the lifetime is over, whatever the guard heard
     assert names.count("machine") == 0
     assert names.control.usd() == pytest.approx(0.1 * 1510 / 3600, rel=0.01)
+
+
+def test_a_machine_ends_at_its_written_end_or_at_once(cloud: FakeCloud) -> None:
+    one, other = launch(cloud, 0, 1, lease=5000)
+    guards = [Guard(cloud.access(each).guard, SharedPage(1)) for each in (one, other)]
+    assert all(guard.give_end(1000, "ab" * 32) for guard in guards)
+    assert not guards[0].give_end(900, "cd" * 32), "another heir"
+    assert guards[0].stop_now()
+    eventually(lambda: cloud.count("machine") == 1, 10, "the end of a machine that was stopped")
+    cloud.clock.advance(900)
+    assert cloud.count("machine") == 1
+    cloud.clock.advance(101)
+    assert cloud.count("machine") == 0
 
 
 def test_machines_of_a_cloud_where_they_do_not_end_themselves_stay(tmp_path: Path) -> None:

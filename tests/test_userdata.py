@@ -353,6 +353,30 @@ def test_where_the_count_of_seconds_begins_anew_a_boot_counts_for_a_minute_at_mo
 
 
 @pytest.mark.slow
+def test_a_written_end_holds_across_a_reboot_whoever_asks_for_more(ward: Ward) -> None:
+    machine = ward.boot(lease=100)
+    end, held = machine.path("/run/skypool/end"), machine.path("/run/skypool/held")
+    wait_until(end.exists, LEASE, "the file for a request")
+    heir = "ab" * 32
+    for serial, seconds in ((1, 75), (2, 9000)):
+        write = f"printf '%-127s\\n' '{serial} {seconds} {heir} {serial}' 1<> /run/skypool/end"
+        subprocess.run(ward.ssh(machine, write), check=True)
+        wait_until(lambda word=f"{serial} ": held.exists() and held.read_text().startswith(word), 30, "an answer")  # type: ignore[misc]
+    assert subprocess.run(ward.ssh(machine, "rm -f /var/lib/skypool/end /run/skypool/end 2> /dev/null")).returncode
+    machine.kill()
+    kept_end, kept_heir, _ = machine.path("/var/lib/skypool/end").read_text().split()
+    assert (int(kept_end) <= 75 + LATE, kept_heir) == (True, heir)
+    lived, until, now, _, token = kept(machine)
+    machine.path("/var/lib/skypool/lived").write_text(f"{lived} {until} {now} another-boot {token}\n")
+    machine.boot()
+    machine.wait_for_ssh()
+    asking = ward.asking(machine)
+    assert 1 < seconds_until_off(machine) < 15 + LATE  # a boot counts for a minute
+    asking.kill()
+    asking.communicate()
+
+
+@pytest.mark.slow
 def test_who_lost_count_has_one_lease_more_and_a_copied_disk_begins_anew(ward: Ward) -> None:
     def life(state: str) -> float:
         machine = ward.boot(lease=8, lifetime=24)  # a client must be there before the lease is over

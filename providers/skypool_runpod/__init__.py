@@ -308,8 +308,8 @@ class RunPod(Regional):
     def renew(self, pool: str, until: datetime) -> None:
         """Write a new expiry time into the names of the pool's pods.
 
-        RunPod allows about 60 requests a minute, so not every pod is renamed. A pod keeps its name if the expiry time
-        in it lies in the second half of the time from now to `until`.
+        RunPod allows about 60 requests a minute, so of several pods not every one is renamed. A pod keeps its name if
+        the expiry time in it lies in the second half of the time from now to `until`.
 
         Args:
             pool: name of the pool.
@@ -322,8 +322,9 @@ class RunPod(Regional):
         now = datetime.now(UTC)
         fresh = now + (until - now) / 2
         names: dict[str, str] = {}
-        for pod in self._found("", pool, _RENEWING):
-            if pod.until is None or not fresh < pod.until <= until:
+        pods = self._found("", pool, _RENEWING)
+        for pod in pods:
+            if len(pods) == 1 or pod.until is None or not fresh < pod.until <= until:
                 names[pod.id] = _pods.name(pool, pod.token, pod.node, until)
 
         def rename(id: str) -> None:

@@ -31,6 +31,7 @@ The words of this package:
 - gang: a call that runs as several processes on its nodes. Service: a long-lived call beside all others.
 - notice: the provider's announcement that it takes the machine back. Interruption: that it does so.
 - lease: how long the node may live after the last sign of life from its client.
+- guard: the process of root that ends a rented machine; on other machines, the keeper ends the node.
 - doomed call: a call that is being stopped, and whose outcome will be an error of the agent.
 - stream: the items that a generator call sends. Credit: the client's message that it has taken items, so that the call
   may send more. Iterator argument: an iterator of the client, whose items a call takes one by one.
@@ -57,6 +58,7 @@ In the agent's process:
   leave.
 - `processes`: the processes of a node: their names and CPUs, descendants of a process, and orphans.
 - `lease`: computes the node's deadline from its lease and other limits.
+- `guard`: asks what ends the machine for a written end, which only comes nearer, and for an end now.
 - `gang_steps`: lets the ranks of a gang agree at which step they hear of a notice.
 - `stop_notice`: tells calls that the node stops them soon, to save what is left.
 - `notice`: waits for the notice, and tells the running call.
@@ -67,6 +69,7 @@ In the agent's process:
 - `own_name`: makes the host name resolve to the right address.
 - `monitor`: measures the node and its calls, and runs the process that measures devices.
 - `mover_watch`: runs the mover, the process that saves folders to buckets.
+- `hand_over`: hands a run over from the client to a runner on this machine; `runner_watch`: starts and watches that.
 - `shared_page`: memory of agent, keeper and workers, which shows which worker runs which call.
 
 In a worker's process:
@@ -99,6 +102,8 @@ __all__ = [
     "connection",
     "failed_calls",
     "gang_steps",
+    "guard",
+    "hand_over",
     "holder",
     "import_clock",
     "items",
@@ -119,6 +124,7 @@ __all__ = [
     "packets",
     "processes",
     "restore",
+    "runner_watch",
     "shared_page",
     "shield",
     "slot_plan",

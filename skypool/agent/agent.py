@@ -27,6 +27,8 @@ from skypool.agent.capture import captured
 from skypool.agent.client_session import Client
 from skypool.agent.failed_calls import Answers
 from skypool.agent.gang_steps import GangSteps
+from skypool.agent.guard import Guard
+from skypool.agent.hand_over import HandOver
 from skypool.agent.items import Items
 from skypool.agent.lease import Lease
 from skypool.agent.messages import call_in, is_large
@@ -69,10 +71,17 @@ class Agent:
     """Event loop in one thread that takes a client's calls and has workers run them.
 
     Creating an Agent starts nothing; `run` does. Clients connect at the Unix socket `listener`. `page` is the memory
-    that the agent shares with its workers and the keeper.
+    that the agent shares with its workers and the keeper. `guard` and `runner` are those of `HandOver`.
     """
 
-    def __init__(self, plan: NodePlan, listener: socket.socket, page: SharedPage) -> None:
+    def __init__(
+        self,
+        plan: NodePlan,
+        listener: socket.socket,
+        page: SharedPage,
+        guard: Guard | None = None,
+        runner: list[str] | None = None,
+    ) -> None:
         config = plan.config
         self._plan = plan
         self.config = config
@@ -104,6 +113,8 @@ class Agent:
             self._on_resumed,
             self._arrivals.clear,
             self._kept,
+            lambda hello: self._hand_over.refusal(hello),
+            lambda f, connection: self._hand_over.on_other(f, connection),
         )
         self._unacknowledged = self._client.unacknowledged
         self._status = Status(plan, self._slots, self._queue, self._client, self._watch)
@@ -123,6 +134,19 @@ class Agent:
         self._keeper = os.getppid()
         self._lease = Lease(config.lease, config.lifetime, config.guard)
         self._stop_notice = StopNotice(page, config.lease)
+        self._hand_over = HandOver(
+            self._watch,
+            self._clock,
+            self._client,
+            self._lease,
+            self._handlers,
+            self._queue,
+            self._stops,
+            self._answers,
+            self._arrivals,
+            guard or Guard(config.guard, page),
+            runner,
+        )
 
     # --- the loop --------------------------------------------------------------------------------------------
 
@@ -225,6 +249,7 @@ class Agent:
         self._lookout.tick(now)
         self._status.measure(now)
         self._mover.tick(now, is_idle=not self._calls)
+        self._hand_over.tick(now)
         self._gang_steps.tick(now)
         self._packages.tick()
         self._kept.let_go(time.monotonic())  # `now` stands still while the agent is paused
@@ -249,7 +274,7 @@ class Agent:
         if self._lease.lingers and self._status.works():
             self._lease.worked()
         reserve = self._stop_notice.steady(self._mover.reserve(self.config.lease))
-        self.page.end = self._lease.renew(self._client.heard + self._clock.paused, reserve)
+        self.page.end = self._lease.renew(self._hand_over.heard(self._client.heard) + self._clock.paused, reserve)
         self.page.deadline = self.page.end - reserve
         self._stop_notice.look(self.page.deadline, reserve, self._lease.why)
 
@@ -284,6 +309,7 @@ class Agent:
             Kind.NOTICE: lambda f: self._slots.notify(*messages.notice_in(f)),
             Kind.AGREE: lambda f: self._gang_steps.agree(messages.agree_in(f)),
             Kind.SAVE: lambda f: self._mover.order(messages.order_in(f), self._stops.cancel_all),
+            Kind.HANDOVER: lambda f: self._hand_over.on_frame(f),
             Kind.BYE: self._on_bye,
         }
 
@@ -317,6 +343,7 @@ class Agent:
             self._store.wait_no_more()
         if (linger := messages.linger_in(hello)) is not None:
             self._lease.linger(*linger)
+        self._hand_over.on_accepted(hello)
         calls = [*self._calls, *self._unacknowledged.calls]
         self._named.keep_only(calls)
         return {

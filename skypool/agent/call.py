@@ -28,7 +28,8 @@ class NodeCall:
         again: True if the call was queued again after workers could take it, so that two workers may have its
             arguments.
         doomed: why the agent ends the call: "cancel", "timeout", "stopped" (its worker was frozen, for example by
-            SIGSTOP) or "unable" (no worker can be started). "" if the call may go on.
+            SIGSTOP), "unable" (no worker can be started) or "lost" (any other reason). "" if the call may go on, or has
+            ended by itself.
         grace: seconds that the call has to end after it was asked to, before its worker is killed. Until the call is
             cancelled, this is its option `grace`; None if that was not given.
         mark: the place where the worker writes its stack, before the call is asked to stop; None if it writes none.

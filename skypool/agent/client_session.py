@@ -46,6 +46,10 @@ class Client:
         on_resumed: called after the WELCOME was queued for sending.
         on_gone: called when the accepted client's connection was closed.
         kept: takes over the memory of large values that the client has received, for later values.
+        refusal: called with the header of each HELLO. Returns the header of a TAKEN if the node was handed over to its
+            own runner and this client is not that; else None. A client that then comes with an heir is the runner.
+        on_other: called with each frame of others than the accepted client, except HELLO, and with their connection.
+            Returns False if such a frame is invalid.
 
     Attributes:
         unacknowledged: what was sent to the client and must arrive; it is sent again after a reconnection.
@@ -66,6 +70,8 @@ class Client:
         on_resumed: Callable[[], None],
         on_gone: Callable[[], None],
         kept: SpareMemory,
+        refusal: Callable[[Mapping[str, Any]], Mapping[str, object] | None] = lambda hello: None,
+        on_other: Callable[[Frame, Connection], bool] = lambda f, connection: False,
     ) -> None:
         self._listener = listener
         self._watch = watch
@@ -75,6 +81,8 @@ class Client:
         self._on_hello = on_hello
         self._on_resumed = on_resumed
         self._on_gone = on_gone
+        self._refusal = refusal
+        self._on_other = on_other
         self._clock = clock
         self.unacknowledged = Unacknowledged(kept)
         self.session = ""
@@ -140,18 +148,23 @@ class Client:
             return
         elif f.kind is _HELLO:
             self._greet(connection, header_of(f))
-        else:
+        elif not self._on_other(f, connection):
             raise protocol_violation(f"the client sent a {f.kind.name} message before its first message, HELLO")
 
     def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
         """Accept the client that sent a HELLO, or answer TAKEN and close the connection."""
+        if (refusal := self._refusal(hello)) is not None:
+            self._refuse(connection, refusal)
+            return
         session = str(hello["session"])
         awaited = set(hello["calls"])
         is_new = session != self.session
+        is_heir = "heir" in hello
         # Each client that takes the node over gets a higher epoch, which it names when it comes back. So another client
         # that names one is refused for good. A new client is refused only while the present one is heard.
         is_former = is_new and int(hello.get("epoch", 0)) > 0
-        if is_former or (is_new and self._current is not None and self._clock() - self.heard < self._liveness):
+        is_taken = self._current is not None and self._clock() - self.heard < self._liveness
+        if is_former or (is_new and is_taken and not is_heir):
             silent = round(self._clock() - self.heard, 1)
             self._refuse(connection, {"silent": silent, "former": is_former})
             return
@@ -201,6 +214,28 @@ class Client:
         """
         if self._current is not None:
             self._drop(self._current)
+
+    def give_up(self) -> Connection | None:
+        """Let the accepted client be one of the others from now on, and return its connection, if there is one."""
+        connection, self._current = self._current, None
+        self.unacknowledged.connection = None
+        self.session = ""
+        if connection is not None:
+            connection.abandon_all()
+            self._on_gone()
+        return connection
+
+    def reply(self, connection: Connection, buffers: list[Buffer]) -> bool:
+        """Send a small frame over any connection, as far as it takes that now. Return False if it is closed."""
+        if connection in self._holders:
+            connection.send(buffers)
+            self.flush(connection)
+        return connection in self._holders
+
+    @property
+    def connection(self) -> Connection | None:
+        """The connection of the accepted client; None if it is not connected."""
+        return self._current
 
     @property
     def is_connected(self) -> bool:

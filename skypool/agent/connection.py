@@ -116,6 +116,14 @@ class Connection:
             if isinstance(part, list) and large.blob is not None and part[0] == large.blob.fd:
                 self._rest[index] = os.pread(part[0], part[2], part[1])
 
+    def abandon_all(self) -> None:
+        """Stop sending large values, and frames that wait for them. The rest of a piece is copied, and sent later."""
+        for large in list(self._large):
+            self._let_go(large)
+        for index, part in enumerate(self._rest):
+            if isinstance(part, list):
+                self._rest[index] = os.pread(part[0], part[2], part[1])
+
     def _let_go(self, large: Large) -> None:
         """Remove a large value from the queue, so that small frames of its call no longer wait for it."""
         self._large.remove(large)

@@ -44,6 +44,8 @@ class Answers:
         header: dict[str, Any] = {"id": id_, "ok": False, "seconds": 0}
         if call is not None:
             self._queue.forget(id_)
+            if isinstance(call, NodeCall):
+                call.doomed = call.doomed or "lost"
             header["cancelled"] = call.doomed == "cancel"
         dumped = exceptions.dump_error(error, home=True)
         buffers, total = pad(dumped)

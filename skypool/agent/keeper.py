@@ -187,17 +187,22 @@ def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, wor
 
 
 def _watch(agent: int, page: SharedPage) -> str:
-    """Wait until the agent, a child process, ends; kill it after the deadline. Return "wait status N" for messages."""
+    """Wait until the agent, a child process, ends; kill it after the deadline. Return "wait status N" for messages.
+
+    The written end (`skypool.agent.guard`) is kept here: whatever the page says later, it only comes nearer.
+    """
     wanted = {signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
     clock = RunningClock()
-    kill_at = kill_late_at = math.inf
+    kill_at = kill_late_at = end = math.inf
     while True:
         # not sigtimedwait: CPython 3.11 can return an uninitialised number if SIGSTOP and SIGCONT come meanwhile
         ordered_to_end = signal.sigwaitinfo(wanted).si_signo not in (signal.SIGCHLD, signal.SIGALRM)
         now = clock()
-        if ordered_to_end:
+        if 0.0 < page.end_asked < end:
+            page.end_held = end = page.end_asked
+        if ordered_to_end or time.monotonic() >= end:
             os.kill(agent, signal.SIGTERM)
             kill_at = min(kill_at, now + _TO_OBEY)
         # the agent may still move the deadline
@@ -210,4 +215,5 @@ def _watch(agent: int, page: SharedPage) -> str:
         with contextlib.suppress(ChildProcessError):
             while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
                 if reaped[0] == agent:
+                    page.end = min(page.end, end)
                     return f"wait status {reaped[1]}"

@@ -59,6 +59,13 @@ class Lease:
         """
         self._allowed = time.monotonic() + seconds
 
+    def end_by(self, seconds: float) -> None:
+        """Let the node end in `seconds` from now at the latest. Unlike `allow`, it only brings the end nearer.
+
+        Takes effect at the next `renew`.
+        """
+        self._end = min(self._end, time.monotonic() + seconds)
+
     def linger(self, left: float, full: float) -> None:
         """Let the node end itself after `full` seconds without work. `left` is how many of them are left now.
 

@@ -37,7 +37,7 @@ _LINE = 1 << 20
 """The most bytes of an account. A longer one counts as a failure."""
 _MOST_MIB = 600
 """The most memory of the mover. One that takes more is killed, and begins again."""
-_KEPT = {
+KEPT = {
     "PATH",
     "HOME",
     "LANG",
@@ -49,7 +49,7 @@ _KEPT = {
     "SSL_CERT_DIR",
     "XDG_CACHE_HOME",
 }
-_PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
+PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
 """The variables that the mover gets. Others may have keys, or change which store is used."""
 _PROGRAM = (
     "import sys; sys.path[:0] = sys.argv[2:]; from skypool.agent.processes import wait_for_writer; "
@@ -286,7 +286,7 @@ class MoverWatch:
         parts = next(iter(self._orders.values()))["parts"]
         paths = [sys.path[0], os.path.expanduser(parts)]
         argv = ["sh", "-c", CLEAN, "sh", sys.executable, "-P", "-c", _PROGRAM, f"{pause}", *paths]
-        env = {name: value for name, value in os.environ.items() if name in _KEPT or name.lower() in _PROXIES}
+        env = {name: value for name, value in os.environ.items() if name in KEPT or name.lower() in PROXIES}
         self._heard = self._started = self._now + pause
         self._said, self._error = b"", ""
         self._unsent.clear()
@@ -361,7 +361,7 @@ class MoverWatch:
             return
         if not data or len(self._said) > _LINE:
             self._give_up(f"the mover ended{self._error}")
-        elif lines and _mib_of(self._child.pid) > _MOST_MIB:
+        elif lines and mib_of(self._child.pid) > _MOST_MIB:
             self._give_up(f"the mover takes more than {_MOST_MIB} MiB of memory")
 
     def _take(self, folders: list[dict[str, Any]]) -> None:
@@ -416,7 +416,7 @@ def _untold(order: Mapping[str, Any]) -> dict[str, Any]:
     return {**same, "is_data": is_data, "phase": "fetching" if is_data else "restoring", "nodes": 1}
 
 
-def _mib_of(pid: int) -> float:
+def mib_of(pid: int) -> float:
     """Return the memory of a process in MiB; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:

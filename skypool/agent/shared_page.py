@@ -35,8 +35,11 @@ _STALLED = 4
 _TOLD = 5
 _OFFER = 6
 _NOTICE_REASON = 7
+# and of the node's numbers in the last line.
+_END_ASKED = 0
+_END_HELD = 1
 _WIDTH = 8
-"""The number of eight-byte numbers for each slot: one line of the CPU's cache."""
+"""The number of eight-byte numbers in a line: one line of the CPU's cache."""
 _REASONS: tuple[Reason, ...] = (PROVIDER, LIMIT, LEASE)
 """The reasons of a notice, by the numbers that stand for them."""
 
@@ -66,7 +69,7 @@ class SharedPage:
     """
 
     def __init__(self, slots: int, file: int | None = None) -> None:
-        size = 8 * _WIDTH * (slots + 1)
+        size = 8 * _WIDTH * (slots + 2)
         self.slots = slots
         self.file = os.memfd_create(NAME, os.MFD_CLOEXEC) if file is None else file
         if file is None:
@@ -144,6 +147,27 @@ class SharedPage:
     def stop_reason(self) -> Reason:
         """The reason of `stop`."""
         return _REASONS[self._whole[_STOP_REASON] % len(_REASONS)]
+
+    @property
+    def end_asked(self) -> float:
+        """The earliest end of the node that `Guard` was asked for, in seconds of `time.monotonic()`; 0.0 for none."""
+        return self._real[_WIDTH * (self.slots + 1) + _END_ASKED]
+
+    @end_asked.setter
+    def end_asked(self, when: float) -> None:
+        self._real[_WIDTH * (self.slots + 1) + _END_ASKED] = when
+
+    @property
+    def end_held(self) -> float:
+        """The end at which the keeper ends the node in any case, in the same unit; 0.0 for none.
+
+        The keeper keeps it in its own memory, and only shows it here.
+        """
+        return self._real[_WIDTH * (self.slots + 1) + _END_HELD]
+
+    @end_held.setter
+    def end_held(self, when: float) -> None:
+        self._real[_WIDTH * (self.slots + 1) + _END_HELD] = when
 
     def announce_stop(self, at: float, reason: Reason) -> None:
         """Note when the node stops its calls, in seconds since 1970, and why; 0.0 if that is not near any more."""

@@ -93,12 +93,14 @@ class Options:
         is_broadcast: True if the option `node` is "all" or several numbers, so that each of these nodes gets the call.
         pinned: the number of the only node that may run the call; None if `node` is not a single number.
         header: the options that the node needs, as JSON members without braces, for the header of the call's frame.
+        attempt: the number of the start of the program that the call is, counted from 1; 0 for any other call. The
+            agent of a run that belongs to its own machine starts each attempt once.
 
     Raises:
         UsageError: a value is not valid.
     """
 
-    __slots__ = (*_OPTIONS, "header", "is_broadcast", "on_cpu", "own_grace", "pinned")
+    __slots__ = (*_OPTIONS, "attempt", "header", "is_broadcast", "on_cpu", "own_grace", "pinned")
 
     def __init__(
         self,
@@ -131,6 +133,7 @@ class Options:
         self.independent = independent
         self.procs = procs
         self.min_nodes = min_nodes
+        self.attempt = 0
         self._check()
         self.header = self._header()
         self.on_cpu = devices == 0
@@ -148,7 +151,16 @@ class Options:
             said["fresh"] = True
         if self.devices is not None:
             said["devices"] = self.devices
+        if self.attempt:
+            said["attempt"] = self.attempt
         return members(said)
+
+    def of_attempt(self, attempt: int) -> Options:
+        """Return a copy of these options for a call that is this start of a program."""
+        made = self.but({})
+        made.attempt = attempt
+        made.header = made._header()
+        return made
 
     def _check(self) -> None:
         """Check the type and range of each option except `node`. Raises UsageError for the first that is not valid."""
@@ -211,6 +223,9 @@ class Options:
                 "retry_on= has no effect without retries=, which says how often a call may run again; give both, "
                 "such as retry_on=OSError, retries=2"
             )
+        if self.attempt:
+            made.attempt = self.attempt
+            made.header = made._header()
         return made
 
 

@@ -12,10 +12,13 @@ import typer
 from skypool import clock
 from skypool.checks import seconds
 from skypool.cli import output
+from skypool.cli.ps import is_estimated
 from skypool.errors import UsageError
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Line, Receipt, amount, by_day
 from skypool.rental.records import Record
+from skypool.rental.run_state import state_of
+from skypool.runs.ends_here import note_ends
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,12 +33,13 @@ def cost(
 ) -> None:
     """Show the money spent, at the prices of the time of renting. Running machines are counted until now.
 
-    Pools that cost nothing are left out.
+    Pools that cost nothing are left out. The cost of a run that belongs to its machine is estimated until the end of
+    the machine is proved, as by `skypool gc`: it is counted until now, or until the latest end.
     """
     start, now = _since(since), clock.now()
-    records = [
-        each for each in Ledger.here(output.warn).pools() if any(_part(line, start) and line.usd for line in each.lines)
-    ]
+    ledger = Ledger.here(output.warn)
+    note_ends(ledger)
+    records = [each for each in ledger.pools() if any(_part(line, start) and line.usd for line in each.lines)]
     rows = _by_pool(records, start, now) if by == "pool" else _by_day(records, start)
     total = sum(usd for _, usd in rows)
     names = _HEADINGS[by]
@@ -44,7 +48,7 @@ def cost(
         lines: list[dict[str, object]] = [dict(zip(names, [*cells, usd], strict=True)) for cells, usd in rows]
         if by == "pool":
             lines = [
-                {**line, "idle_usd": usd, "session": each.session}
+                {**line, "idle_usd": usd, "session": each.session, **_estimated(each)}
                 for line, usd, each in zip(lines, idle, records, strict=True)
             ]
         all_idle = {"idle_usd": _sum(idle)} if by == "pool" else {}
@@ -57,11 +61,17 @@ def cost(
         headings.append("idle USD")
         table = [[*row, amount(usd)] for row, usd in zip(table, [*idle, _sum(idle)], strict=True)]
     output.table(headings, table, numbers=["instances", "instance hours", "USD", "idle USD"])
+    if estimated := [each.pool for each in records if is_estimated(each)]:
+        output.say(f"estimated: {', '.join(estimated)}: `skypool gc` asks if the machine has ended")
 
 
 _HEADINGS = {"pool": ["pool", "started", "state", "instances", "instance_hours", "usd"], "day": ["day", "usd"]}
 _Rows = list[tuple[tuple[object, ...], float]]
 """The rows of a table of costs. Each row is (the cells before the cost, the cost in USD)."""
+
+
+def _estimated(record: Record) -> dict[str, object]:
+    return {"estimated": True} if is_estimated(record) else {}
 
 
 def _part(line: Line, start: float) -> bool:
@@ -85,7 +95,9 @@ def _by_pool(records: Iterable[Record], start: float, now: float) -> _Rows:
     for record in records:
         lines = [each for each in record.lines if _part(each, start)]
         hours = sum(each.lived for each in lines) / 3600
-        cells = record.pool, output.utc(record.started), record.state(now), len(lines), round(hours, 3)
+        run = state_of(record, now)
+        state = record.state(now) if run is None else run.word
+        cells = record.pool, output.utc(record.started), state, len(lines), round(hours, 3)
         rows.append((cells, sum(each.usd_between(start) for each in lines)))
     return rows
 

@@ -8,18 +8,22 @@ from typing import Annotated
 
 import typer
 
+from skypool import clock
 from skypool.buckets import unfinished
 from skypool.buckets.bucket import Bucket
 from skypool.cli import output, unfinished_uploads
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolError, UsageError
+from skypool.head.states import Entry, Outcome
+from skypool.head.steps import seen_ended
 from skypool.model import Instance
 from skypool.rental.gc import Found, Survey, everyone, reconcile, survey, terminate_found
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import spelt
 from skypool.rental.reaper import terminate_all
 from skypool.rental.records import Record
+from skypool.runs.ends_here import note_ends
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="End the pools without asking for confirmation.")]
 Providers = Annotated[
@@ -39,7 +43,7 @@ def _ledger() -> Ledger | None:
     """Return this user's ledger. If it cannot be read, tell the user and return None: the commands go on without it."""
     ledger = Ledger.here(output.warn)
     try:
-        ledger.pools()
+        note_ends(ledger)
     except LedgerError as e:
         output.complain(f"{e} (continuing without the ledger)")
         return None
@@ -86,11 +90,17 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         )
     for line in _to_end(name, found, records):
         output.say(line)
-    _confirm(f"End pool {name!r}?", yes)
+    kept = [each for each in records if each.is_kept(clock.now())]
+    if kept:
+        output.say(f"pool {name}: its run belongs to its machine and goes on there; what it has not saved is lost")
+    _confirm(f"End {'run' if kept else 'pool'} {name!r}?", yes)
     if ledger is not None:
         ledger.ending(name)
     asked = [each for each in drivers if noted or each.name not in failures]
     terminate_all(asked, name, ledger, say=output.say)
+    if ledger is not None and any(isinstance(each.thing, Instance) for each in found):
+        for each in kept:  # a run whose outcome is known keeps it
+            ledger.mark(each.session, lambda entry: seen_ended(entry, _ended_by_user(entry)))
     if elsewhere := _of_others(found, records):
         terminate_found(elsewhere, say=output.say)
     for record in records:
@@ -110,6 +120,10 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         )
     else:
         output.say(f"pool {name} has ended")
+
+
+def _ended_by_user(entry: Entry) -> Outcome:
+    return Outcome.CANCELLED if entry.outcome in (None, Outcome.LOST) else entry.outcome
 
 
 def _drivers_of(records: Sequence[Record]) -> list[Driver]:

@@ -35,6 +35,11 @@ def explained(pool: str, error: client.NoOwner) -> SkypoolError:
             f"`skypool shell {pool}` asks the provider instead, ComputePool.attach({pool!r}) takes the machines over, "
             f"and `skypool down {pool}` ends them"
         )
+    if record is not None and state == "detached":
+        return SkypoolError(
+            f"run {pool!r} belongs to its machine, and no process here runs it; `skypool ps` shows it, `skypool shell "
+            f"{pool}` reaches its machine, and `skypool down {pool}` ends it"
+        )
     if record is not None and state in ("live", "ending"):
         return SkypoolError(
             f"pool {pool!r} is run by {record.client}, which serves no other terminals here: it is on another computer "

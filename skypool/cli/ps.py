@@ -20,6 +20,8 @@ from skypool.rental.gc import GRACE
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Line, amount
 from skypool.rental.records import Record
+from skypool.rental.run_state import RunState, state_of
+from skypool.runs.ends_here import note_ends
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,19 +32,34 @@ def add_to(app: typer.Typer) -> None:
 def ps(as_json: output.AsJson = False) -> None:
     """List running pools, and pools that may have left machines behind: nodes, age, cost so far, budget.
 
+    Runs that belong to their machine are listed with their state, the latest end and the most they may cost. Those that
+    have ended stay in the list for a day.
+
     The nodes of pools that run on this computer are listed with their state, hardware and calls.
     """
     now = clock.now()
-    there = [each for each in Ledger.here(output.warn).pools() if each.state(now) != "ended" and not is_over(each, now)]
+    ledger = Ledger.here(output.warn)
+    note_ends(ledger)
+    known = ledger.pools()
+    there = [each for each in known if _is_fresh(each, now) or (each.state(now) != "ended" and not is_over(each, now))]
     seen = _seen([each for each in there if each.state(now) in ("live", "ending")])
     if as_json:
         output.data([{**_pool_data(each, now), **_seen_data(seen.get(each.session))} for each in there])
     elif there:
-        output.table(_POOL, [_pool_row(each, now) for each in there], numbers=_POOL[3:9])
+        runs = [(each, state) for each in there if (state := state_of(each, now)) is not None]
+        pools = [each for each in there if each.run is None]
+        if pools:
+            output.table(_POOL, [_pool_row(each, now) for each in pools], numbers=_POOL[3:9])
+        if pools and runs:
+            output.say("")
+        if runs:
+            output.table(_RUN, [_run_row(each, state, now) for each, state in runs], numbers=_RUN[2:6])
         rows = [_node_row(each.pool, node) for each in there for node in _nodes(seen.get(each.session))]
         if rows:
             output.say("")
             output.table(_NODE, rows, numbers=_NODE[6:8])
+        for each, state in runs:
+            output.say(f"{each.pool}: {state.word} since {_minute(state.since)}: {state.why}")
         for each in there:
             for problem in explanations(each, now):
                 output.say(f"{each.pool}: {problem}")
@@ -50,6 +67,11 @@ def ps(as_json: output.AsJson = False) -> None:
                 output.say(f"{each.pool}: {silent}")
     else:
         output.say("no pool of this computer is running; `skypool gc` asks the providers for machines of other pools")
+
+
+def _is_fresh(record: Record, now: float) -> bool:
+    """Return True if a pool's run was handed over to its machine, and goes on or has ended less than a day ago."""
+    return record.run is not None and now - (record.ended or min(now, record.run.latest)) < _A_DAY
 
 
 def is_over(record: Record, now: float) -> bool:
@@ -62,6 +84,7 @@ def is_over(record: Record, now: float) -> bool:
     return is_free and record.state(now) == "left" and now > record.lasts + GRACE
 
 
+_A_DAY = 86400.0
 _ASKING = 2.0
 """Seconds in which the owner of a pool must answer."""
 _Seen = dict[str, Any] | SkypoolError
@@ -109,6 +132,28 @@ _NODE = ["pool", "node", "state", "machine", "hardware", "address", "running", "
 _POOL = ["pool", "state", "client", "nodes", "age", "USD/h", "USD", "idle USD", "of budget", "providers"]
 
 
+_RUN = ["run", "state", "age", "USD/h", "USD", "at most USD", "ends by", "providers"]
+
+
+def _run_row(record: Record, state: RunState, now: float) -> list[str]:
+    assert record.run is not None
+    receipt = record.receipt(now)
+    age = str(timedelta(seconds=round((record.ended or now) - record.started)))
+    costs = [f"{receipt.usd_per_hour:.4f}", f"{receipt.usd:.4f}", f"{_worst(record):.4f}"]
+    ends = _minute(record.run.latest) if record.running else ""
+    return [record.pool, state.word, age, *costs, ends, " ".join(_providers(record))]
+
+
+def _worst(record: Record) -> float:
+    """Return the most that a run may cost in all, in USD: what it has cost, if its machine has ended."""
+    assert record.run is not None
+    return record.run.worst_usd if record.running else sum(each.usd for each in record.lines)
+
+
+def _minute(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
 def _pool_row(record: Record, now: float) -> list[str]:
     receipt = record.receipt(now)
     budget = "" if record.budget is None else f"{receipt.usd / record.budget.max_usd:.0%} of {record.budget.max_usd:g}"
@@ -126,7 +171,7 @@ def explanations(record: Record, now: float) -> list[str]:
     answered, or an error that ended the pool.
     """
     said: list[str] = []
-    if record.state(now) == "left":
+    if record.state(now) == "left" and record.run is None:
         ways = f"`skypool down {record.pool}` ends them and checks that"
         if record.ended is not None:
             said.append(f"the pool has ended, but perhaps not all of its machines; {ways}")
@@ -179,7 +224,34 @@ def _pool_data(record: Record, now: float) -> dict[str, object]:
             for each in record.intents
         ],
         "error": record.error,
+        **_run_data(record, now),
     }
+
+
+def _run_data(record: Record, now: float) -> dict[str, object]:
+    """Return the field "run" for a pool whose run was handed over to its machine; {} for others."""
+    run, state = record.run, state_of(record, now)
+    if run is None or state is None:
+        return {}
+    return {
+        "run": {
+            "name": run.claim.run,
+            "generation": run.claim.generation,
+            "state": state.word,
+            "since": output.utc(state.since),
+            "why": state.why,
+            "ends": output.utc(run.ends),
+            "ends_by": output.utc(run.latest),
+            "usd": record.receipt(now).usd,
+            "worst_usd": _worst(record),
+            "estimated": is_estimated(record),
+        }
+    }
+
+
+def is_estimated(record: Record) -> bool:
+    """Return True if a pool's run was handed over to its machine, whose end is not proved, so its cost may be less."""
+    return record.run is not None and bool(record.running)
 
 
 def _instance_data(line: Line) -> dict[str, object]:

@@ -26,7 +26,7 @@ _WRONG = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
 _OWN = frozenset({
     "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
     "--save", "--data", "--disk", "--on-notice", "--budget", "--best-effort", "--max-price", "--max-lifetime",
-    "--linger", "--dry-run",
+    "--linger", "--dry-run", "--detach",
 })  # fmt: skip
 """Options of skypool that few programs have."""
 
@@ -164,6 +164,10 @@ def run(
         ),
     ] = None,
     new: Annotated[bool, typer.Option("--new", help="Rent machines though an earlier run has left some.")] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Hand the run over to its machine, and return: needs a budget or a lifetime."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent and rented, and end.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Send a large project unasked.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
@@ -198,7 +202,7 @@ def run(
             rent, nodes, procs, packages or (), _variables(env or ()), secret or (), include or (),
             folders, name, budget, _duration("--max-lifetime", max_lifetime), yes,
             _duration("--linger", linger), new, node, best_effort, buckets, complete or (), place,
-            sources, on_notice,
+            sources, on_notice, detach,
         )  # fmt: skip
         whole = WholeRun(target, asked, tell)
         _tell_options(words, tell)
@@ -217,7 +221,7 @@ def run(
     except SystemExit as e:  # SIGTERM or SIGHUP
         status, is_signalled = e.code if isinstance(e.code, int) else FAILED, not tell.has_signalled
     finally:
-        if whole is not None and whole.has_rented:
+        if whole is not None and whole.has_rented and not whole.is_detached:
             unread = tell.failure is not None and not is_signalled
             tell.ends(1 if unread else status, whole.spent, whole.seconds, whole.returncode, whole.limit)
         try:

@@ -29,7 +29,16 @@ from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
 from skypool.metrics.exporter import Exporter, exporters_asked
 from skypool.model import SlotsAsked, Trust
-from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
+from skypool.offers.need import (
+    NOBODY,
+    NodeTerms,
+    bases_asked,
+    drivers_asked,
+    image_asked,
+    need_asked,
+    nodes_asked,
+    order_asked,
+)
 from skypool.offers.sort_keys import OrderBy
 from skypool.pool import interpreter_exit
 from skypool.pool.call_routing import CallSender
@@ -346,9 +355,8 @@ class ComputePool(ShownPool, CallSurface, Executor):
     def _held(cls, handover: Handover, **options: Unpack[PoolOptions]) -> ComputePool:
         """Take over the nodes that another process hands over, and return the pool when it is ready."""
         record = handover.record
-        pool = cls(None, name=record.pool, **options)
         # it cannot grow or replace nodes; agents end its machines; its budget counts the last known prices
-        pool._drivers = ()
+        pool = cls(NOBODY, name=record.pool, **options)
         pool._handover = handover
         pool._terms = replace(pool._terms, attach=True, lease=record.lease)
         return pool.start()

@@ -8,6 +8,9 @@ that differs from the previous one. Each time the content of the file changes, t
 that moment. One grant is at most the lease, and no grant goes beyond `order.lifetime`. The file is written by skypool's
 programs on the machine (the setup script and the agent) when they hear from the client.
 
+A second file brings the end nearer: no grant goes beyond the earliest end that was written there. The guard keeps that
+end on the disk, so that a reboot gives no more time. See `skypool.agent.guard`, which writes the file.
+
 The scripts are the same for all clouds, except for the command that ends the machine. They contain the private host
 key. Keys that do not exist yet are created on this computer.
 """
@@ -18,6 +21,7 @@ import base64
 import gzip
 import json
 import math
+import re
 import shlex
 from importlib.resources import files
 
@@ -151,4 +155,6 @@ def _settings(values: dict[str, object]) -> str:
 
 
 def _script(name: str) -> str:
-    return (files("skypool.drivers") / "scripts" / f"{name}.sh").read_text("utf-8")
+    """Return a script without its lines of comment, as user data has little room. Directives of shellcheck are kept."""
+    text = (files("skypool.drivers") / "scripts" / f"{name}.sh").read_text("utf-8")
+    return re.sub(r"(?m)^ *# (?!shellcheck ).*\n", "", text)

@@ -27,6 +27,8 @@ commit. The runner gets the heir itself only after it, so whoever shows the heir
 
 - `states`: the values of the three state machines: states, events, actions and messages.
 - `steps`: the state machines themselves: client, agent and runner. They use no clock and do no input or output.
+- `messages`: the messages as JSON.
+- `rows`: the row as a file.
 """
 
-__all__ = ["states", "steps"]
+__all__ = ["messages", "rows", "states", "steps"]

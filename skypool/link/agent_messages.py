@@ -19,6 +19,8 @@ from skypool.devices.device import Device
 from skypool.devices.sample import NodeSample, node_sample
 from skypool.errors import ProtocolError, protocol_violation
 from skypool.gangs.agreement import MOST_STEP, Answer
+from skypool.head import messages
+from skypool.head.states import Status
 from skypool.runtime import LEASE, LIMIT, PROVIDER, Reason
 from skypool.text import one_line, printable
 from skypool.wire.agent_config import NodeHealth
@@ -130,11 +132,13 @@ class Taken:
         silent: the seconds since the other client last sent something to the agent.
         former: True if this client owned the node before, and the other client has taken it over since.
         why: another reason, such as that the node is about to end itself; "" if another client is the reason.
+        handover: the state of the run that was handed over to the machine; None if none was.
     """
 
     silent: float
     former: bool = False
     why: str = ""
+    handover: Status | None = None
 
 
 class Outcome(NamedTuple):
@@ -323,6 +327,13 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
+class Handed:
+    """The state of the hand-over of a run to its machine."""
+
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
 class Bye:
     """The announcement of an agent that it is about to end."""
 
@@ -341,6 +352,7 @@ Said = (
     | Pong
     | Saved
     | Steps
+    | Handed
     | Bye
 )
 
@@ -681,7 +693,18 @@ def _bye(_: Frame) -> Bye:
 def _taken(f: Frame) -> Taken:
     h, what = f.header, "the refusal of a client"
     why = printable(_text(what, h, "why", 1000)) if "why" in h else ""
-    return Taken(_seconds(what, h, "silent"), h.get("former") is True, why)
+    handover = _status(h["handover"]) if "handover" in h else None
+    return Taken(_seconds(what, h, "silent"), h.get("former") is True, why, handover)
+
+
+def _handed(f: Frame) -> Handed:
+    return Handed(_status(f.header))
+
+
+def _status(said: object) -> Status:
+    """Return the state of a hand-over, without control characters in its reason."""
+    found = messages.status(said)
+    return replace(found, why=one_line(found.why, _LONGEST_TOLD))
 
 
 def _welcome(f: Frame) -> Welcome:
@@ -776,6 +799,7 @@ _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
     Kind.PONG: _pong,
     Kind.SAVED: _saved,
     Kind.STEPS: _steps,
+    Kind.HANDED: _handed,
     Kind.BYE: _bye,
 }
 

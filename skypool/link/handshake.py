@@ -9,9 +9,10 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from skypool.errors import ConnectionLost, ProtocolError, PythonMismatch, TakenOver, protocol_violation
+from skypool.head.states import Status
 from skypool.link import agent_messages
 from skypool.link.agent_messages import Taken, Welcome
 from skypool.shipping import package_zip
@@ -29,6 +30,14 @@ class Gone(ConnectionLost):
     """The error for a connection attempt that is not worth repeating: the agent has ended or serves another client."""
 
 
+class HandedOver(TakenOver):
+    """The error for a node whose run belongs to its machine now. `status` is the state of the hand-over."""
+
+    def __init__(self, text: str, node: int, status: Status) -> None:
+        super().__init__(text, node)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class Handshake:
     """The client's side of the handshake with one node. Each new connection to the node performs it.
@@ -41,6 +50,7 @@ class Handshake:
         linger: returns None for no limit, or two numbers of seconds. The node ends itself when the first has passed and
             no call runs, but not before the second has passed since its last call.
         longest: the most bytes of the WELCOME; None for the limit of every message.
+        heir: the word by which the agent knows its new owner, as which this client comes; "" for any other client.
     """
 
     node: int
@@ -49,6 +59,7 @@ class Handshake:
     awaited: Callable[[], Collection[int]]
     linger: Callable[[], tuple[float, float] | None] = lambda: None
     longest: int | None = None
+    heir: str = field(default="", repr=False)
 
     async def perform(
         self, stream: CommandStream, decoder: Decoder, start: bool, epoch: int = 0
@@ -70,6 +81,7 @@ class Handshake:
         Raises:
             Gone: the agent has ended, or serves another client.
             TakenOver: another client has taken the node over since this client owned it.
+            HandedOver: the node's run belongs to its machine.
             PythonMismatch: the node runs another minor version of Python.
             ProtocolError: the answer is not that of skypool's loader or agent.
             EOFError: the other end closed the connection.
@@ -121,6 +133,8 @@ class Handshake:
             "epoch": epoch,
             "linger": self.linger(),
         }
+        if self.heir:
+            hello["heir"] = self.heir
         await loop.sock_sendall(stream.socket, b"".join(long_frame(Kind.HELLO, hello)))
         return await self._welcome(stream, decoder, rest)
 
@@ -153,6 +167,13 @@ class Handshake:
             if self.longest is not None and size > self.longest:
                 raise protocol_violation(f"the node's first message has more than {self.longest} bytes")
         first = agent_messages.message_of(frames[0])
+        if isinstance(first, Taken) and first.handover is not None:
+            raise HandedOver(
+                f"node {self.node} belongs to its run {first.handover.claim.run!r}, which was handed over to the "
+                f"machine; `skypool ps` shows the run",
+                self.node,
+                first.handover,
+            )
         if isinstance(first, Taken) and first.former:
             raise TakenOver(
                 f"node {self.node} has a new owner: another process has taken the pool over with ComputePool.attach "

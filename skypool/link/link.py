@@ -113,6 +113,7 @@ class Link:
             agent announces that it sends no pickles.
         linger: returns None for no limit, or two numbers of seconds. The node ends itself when the first has passed and
             no call runs, but not before the second has passed since its last call.
+        heir: the word by which the agent knows its new owner, as which this client comes; "" for any other client.
 
     Attributes:
         node: the number of the node.
@@ -138,6 +139,7 @@ class Link:
         awaited: Callable[[], Collection[int]],
         reader: Reader | None = None,
         linger: Callable[[], tuple[float, float] | None] = lambda: None,
+        heir: str = "",
     ) -> None:
         self.node = config.node
         self._linger = linger
@@ -150,7 +152,7 @@ class Link:
         self._preamble = preamble
         self._liveness = liveness
         longest = None if reader is None else LONGEST_WELCOME
-        self._handshake = Handshake(self.node, config, session, awaited, linger, longest)
+        self._handshake = Handshake(self.node, config, session, awaited, linger, longest, heir)
         self._epoch = 0
         self._outbox = Outbox(
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),

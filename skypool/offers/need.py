@@ -64,6 +64,10 @@ def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
     return nodes, nodes
 
 
+NOBODY = cast(Driver, object())
+"""The `provider` of a pool that can rent nothing, as another process has handed it over."""
+
+
 def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tuple[Driver, ...]:
     """Return the drivers that a `provider` argument means, in the same order. None means "local", this machine.
 
@@ -71,6 +75,8 @@ def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tup
         UsageError: the list is empty, a name is unknown, or a value is not a driver, such as a driver's class.
         ImportError: the package of a named driver cannot be imported.
     """
+    if provider is NOBODY:
+        return ()
     if provider is None:
         provider = "local"
     several = cast(Sequence[Driver | str], provider if isinstance(provider, (list, tuple)) else [provider])

@@ -82,7 +82,13 @@ class Agents:
         return self._trust_levels.is_stranger(node)
 
     async def open(
-        self, instance: Instance, access: Access, python: str, stream: CommandStream | None = None, attach: bool = False
+        self,
+        instance: Instance,
+        access: Access,
+        python: str,
+        stream: CommandStream | None = None,
+        attach: bool = False,
+        heir: str = "",
     ) -> Welcome:
         """Connect to the agent of an instance, and return its first message.
 
@@ -92,6 +98,7 @@ class Agents:
             stream: an open connection to the loader, the program on the machine that starts the agent. Default None: a
                 new connection is made.
             attach: True requires that the agent runs already. False (the default) starts the agent.
+            heir: the word by which the agent knows its new owner; "" for none.
 
         Raises:
             ConnectionLost: the agent cannot be reached, does not run any more, or serves another client.
@@ -116,6 +123,7 @@ class Agents:
             awaited=partial(self._home.dispatch.roster.awaited, instance.node),
             reader=self._trust_levels.reader(instance.node),
             linger=self._limits.linger_told,
+            heir=heir,
         )
         connections = self.connections
         connections.links[instance.node] = link

@@ -23,6 +23,7 @@ from skypool.devices.sample import NodeSample
 from skypool.drivers.contract import Driver
 from skypool.errors import ConnectionLost, NodeUnhealthy, PoolClosed, SkypoolError, StillRunning, together
 from skypool.event_loop import Loop, beside
+from skypool.head.states import Status
 from skypool.link.agent_messages import Welcome
 from skypool.link.reports import NodeReports
 from skypool.pool import interpreter_exit, states, watch_closing
@@ -487,7 +488,11 @@ class PoolEngine:
     def on_notice(self, node: int, at: float) -> None:
         self.departures.on_notice(node, at)
 
+    def on_handed(self, status: Status) -> None:
+        self.takeover.on_handed(status)
+
     def on_lost(self, node: int, error: ConnectionLost) -> None:
+        self.takeover.on_lost(error)
         self.departures.on_lost(node, error)
 
     def _on_unhealthy(self, node: int, error: NodeUnhealthy) -> None:

@@ -40,6 +40,7 @@ class Life:
         performed: the last state whose actions were all performed. Other threads read this one: when a node is ready in
             it, calls can be sent to the node.
         given_away: the nodes that another process owns now; None while this process owns the pool.
+        is_undecided: True if `given_away` has nodes of which it is not known whether they have another owner.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Life:
         self._performer = performer
         self.state = self.performed = states.Pool(terms.minimum, terms.maximum)
         self.given_away: frozenset[int] | None = None
+        self.is_undecided = False
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 

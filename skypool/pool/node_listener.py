@@ -11,7 +11,8 @@ from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.devices.sample import NodeSample
 from skypool.errors import ConnectionLost
-from skypool.link.agent_messages import ModuleAsked, Pong, Printed, Saved, Steps, Welcome
+from skypool.head.states import Status
+from skypool.link.agent_messages import Handed, ModuleAsked, Pong, Printed, Saved, Steps, Taken, Welcome
 from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
 from skypool.pool.life import Life
@@ -47,6 +48,9 @@ class NodeEvents(Protocol):
 
     def on_saved(self, node: int, folders: Sequence[FolderState]) -> None:
         """Handle what a node tells of the folders that it saves. Any thread may call this."""
+
+    def on_handed(self, status: Status) -> None:
+        """Handle the state of the hand-over of a run to its machine. Any thread may call this."""
 
 
 class NodeListener:
@@ -84,6 +88,11 @@ class NodeListener:
                 self._on_pong(said)
             elif isinstance(said, Saved):
                 self._hearer.on_saved(self._node, said.folders)
+            elif isinstance(said, Handed):
+                self._hearer.on_handed(said.status)
+            elif isinstance(said, Taken):  # this process was the owner until just now
+                if said.handover is not None:
+                    self._hearer.on_handed(said.handover)
             elif isinstance(said, Steps):
                 if self._dispatch.gangs is not None:
                     self._dispatch.gangs.agreements.heard(self._node, said)

@@ -11,7 +11,9 @@ from typing import TypeVar
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
 from skypool.errors import ConnectionLost, SkypoolError, TakenOver
+from skypool.head.states import Answered, ClientEvent, Connected, Status
 from skypool.link.agent_messages import Welcome
+from skypool.link.handshake import HandedOver
 from skypool.model import Access, Instance
 from skypool.pool import states
 from skypool.pool.agents import Agents
@@ -55,6 +57,7 @@ class Takeover:
         self._services = services
         self.inherited: list[CallFuture[object]] = []
         self.early: ConnectionLost | None = None
+        self._follow: Callable[[ClientEvent | ConnectionLost], None] = _nothing
         self._is_settled = asyncio.Event()
         self._is_settled.set()
 
@@ -96,7 +99,7 @@ class Takeover:
         try:
             for each in handover.nodes:
                 self._agents.note_trust(each.instance, each.trust)
-                await self._open(each.instance, each.access, each.python)
+                await self._open(each.instance, each.access, each.python, handover.heir)
         except BaseException as e:
             await self._give_back(e)
             raise
@@ -113,10 +116,10 @@ class Takeover:
                 await self._give_back(e)
             raise
 
-    async def _open(self, instance: Instance, access: Access, python: str) -> None:
+    async def _open(self, instance: Instance, access: Access, python: str, heir: str = "") -> None:
         if self._terms.spares is not None:
             self._terms.spares.connect(instance.node, access)
-        await self._agents.open(instance, access, python, attach=True)
+        await self._agents.open(instance, access, python, attach=True, heir=heir)
         if self.early is not None:
             raise self.early
 
@@ -176,6 +179,34 @@ class Takeover:
         ]
         return Handover(record, tuple(nodes))
 
+    # --- to the machine of a run -----------------------------------------------------------------------------
+
+    def follow(self, hear: Callable[[ClientEvent | ConnectionLost], None]) -> None:
+        """Have a function called with what happens in a hand-over of the pool's run to its machine.
+
+        It gets the answers of the agent, each new connection, and the loss of the node. Any thread may call it.
+        """
+        self._follow = hear
+
+    def on_handed(self, status: Status) -> None:
+        """Pass on an answer of the agent. Any thread may call this."""
+        self._follow(Answered(status))
+
+    def on_lost(self, error: ConnectionLost) -> None:
+        """Pass on that the node is lost, or that the agent refuses this process because its machine owns the run."""
+        self._follow(Answered(error.status) if isinstance(error, HandedOver) else error)
+
+    def withhold(self) -> None:
+        """Let nothing in this process end the ready nodes, as it is not known whether they have another owner."""
+        life = self._life
+        life.is_undecided = True
+        life.given_away = frozenset(n.node for n in life.state.nodes.values() if n.phase is Phase.READY)
+
+    def own_again(self) -> None:
+        """Undo `withhold`: this process is the owner, and may end the nodes."""
+        if self._life.is_undecided:
+            self._life.is_undecided, self._life.given_away = False, None
+
     def _ends_itself(self, instance: Instance) -> bool:
         return (self._rental if self._supply is None else self._supply).ends_itself(instance)
 
@@ -184,6 +215,7 @@ class Takeover:
 
         Do nothing for a pool that this process has started, or for a node that was connected before.
         """
+        self._follow(Connected())
         if self._terms.attach and node not in self._dispatch.node_queues:
             self.inherited += self._dispatch.inherit(node, welcome, self._connections.links[node])
             self._services.inherit(node)
@@ -202,8 +234,9 @@ class Takeover:
         nothing if the pool is ending or has ended.
         """
         life = self._life
-        if life.given_away is not None or life.is_ending:
+        if (life.given_away is not None and not life.is_undecided) or life.is_ending:
             return
+        life.is_undecided = False
         life.given_away = frozenset(n.node for n in life.state.nodes.values() if n.phase is Phase.READY)
         self._dispatch.close(error)
         life.notice(f"this process gives the pool up, and leaves its machines to the new owner: {error}")
@@ -212,3 +245,7 @@ class Takeover:
             if link is not None:
                 await link.close(bye=False)
         life.apply(states.Stop(error))
+
+
+def _nothing(event: ClientEvent | ConnectionLost) -> None:
+    """Hear of nothing, as no run is being handed over."""

@@ -240,8 +240,11 @@ class Terminations:
     def hand_over_now(self) -> None:
         """Let a new process end the machines. Raise SkypoolError if it cannot be started. Any thread may call this.
 
-        Without an account of a provider, the agents of the nodes are told to end the machines.
+        Without an account of a provider, the agents of the nodes are told to end the machines. Does nothing if another
+        process owns the pool, or its run does.
         """
+        if self._life.given_away is not None:
+            return
         if self._supply is not None:
             self._life.notice(self._supply.terminate_in_background())
             return

@@ -11,9 +11,12 @@
 - `ledger`: the local database of pools, orders and machines. It records each order before the order is sent.
 - `ledger_file`: the SQLite file of the ledger.
 - `ledger_schema`: the tables of the ledger.
+- `ledger_runs`: the rows of runs that are handed over to their machines.
 - `records`: the objects that are read from these tables.
 - `lock_holders`: names the process that holds a lock of the ledger.
 - `ledger_damage`: detects a damaged ledger file and gives it a new name.
+- `run_account`: records a hand-over of a run in the ledger and in the tags of its machine.
+- `run_state`: tells the state of such a run.
 - `handover`: the data that a process needs to own a pool without an account of a provider.
 - `budget`: what a pool may cost, and the checks of its budget and lifetime.
 - `receipt`: calculates costs and receipts.
@@ -34,6 +37,7 @@ The words of this package:
 - shortage: machines are out of stock. A shortage may pass.
 - stay: machines stay for a while after the `with` block of their pool, so that another process can take the pool over.
 - lease: the time for which machines live on without a sign of life of their client. Most then end themselves.
+- written end: the time at which a machine ends in any case after its run was handed over to it: `skypool.head`.
 - receipt: what each instance of a pool cost.
 - leftover: a resource of a pool other than an instance, such as a key pair.
 """
@@ -46,6 +50,7 @@ __all__ = [
     "ledger",
     "ledger_damage",
     "ledger_file",
+    "ledger_runs",
     "ledger_schema",
     "lock_holders",
     "machine_ends",
@@ -57,5 +62,7 @@ __all__ = [
     "reaper_process",
     "receipt",
     "records",
+    "run_account",
+    "run_state",
     "supply",
 ]

@@ -25,7 +25,7 @@ NODE_LATER = 5.0
 CEILING = "SKYPOOL_MAX_USD"
 START = 1200.0
 """Seconds for which a budget must pay: ten minutes to boot a machine and set it up, and ten of work."""
-_HEADROOM = 1.25
+HEADROOM = 1.25
 """Largest price of a spot machine in a pool with a budget, as a multiple of the price in the machine's offer.
 
 If the price rises above that, the provider takes the machine back. With a smaller factor, a pool would lose machines to
@@ -163,6 +163,25 @@ def lowered(budget: Budget | None, most: float | None) -> Budget | None:
     return Budget(most) if budget is None else replace(budget, max_usd=min(budget.max_usd, most))
 
 
+def worst_bill(lines: Iterable[Line], now: float, until: float, rise: float = 1.0) -> float:
+    """Return the most that machines may cost in all, in US dollars, if those that have not ended end until a time.
+
+    Args:
+        lines: the machines and their costs so far.
+        now, until: the present time and that time, in seconds since 1970.
+        rise: the factor by which prices of spot machines may rise from now on.
+    """
+    usd = 0.0
+    for line in lines:
+        if not line.ended:
+            higher = line.usd_per_hour * (rise if line.market == "spot" else 1.0)
+            earlier = (*line.earlier, (now, line.usd_per_hour))
+            begins = now if line.billed_from is None else line.billed_from  # billing may begin at any moment
+            line = replace(line, usd_per_hour=higher, earlier=earlier, until=max(now, until), billed_from=begins)
+        usd += line.usd
+    return usd
+
+
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
     """Return the time when `left` US dollars are spent; `math.inf` for never. `costs`: (US dollars per hour, begin)."""
     rate = 0.0
@@ -268,7 +287,7 @@ class Enforcement:
 
     def highest_price(self, offer: Offer) -> float | None:
         """Return the US dollars per hour above which a machine on this offer must end; None for no such price."""
-        return offer.usd_per_hour * _HEADROOM if self._is_capped(offer) else None
+        return offer.usd_per_hour * HEADROOM if self._is_capped(offer) else None
 
     def _is_capped(self, offer: Offer) -> bool:
         return self.budget is not None and offer.market == "spot"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from skypool.drivers import registry
 from skypool.drivers.contract import Driver, Renews, Tidies, abilities
 from skypool.drivers.retry import at_once
 from skypool.errors import ErrorGroup, UsageError
+from skypool.head.steps import seen_ended
 from skypool.model import Instance, Leftover
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import PATIENCE, SETTLING, Say, again, silently
@@ -33,6 +34,8 @@ from skypool.wire.keys import Keys
 GRACE = 60.0
 """Seconds after the end of a lease for which a machine or other resource still counts as in use. Its client may be
 about to renew the lease, and clocks differ."""
+_ROUNDED = 2.0
+"""Seconds by which the time in a tag may differ from the one that was to be written there."""
 MONTH = 30 * 86400.0
 """Seconds after a pool's end for which `everyone` still returns the pool's drivers, with their recorded settings."""
 Verdict = Literal["live", "lost", "unknown"]
@@ -162,7 +165,8 @@ def judged(
         records: the ledger's records of pools.
         now: the present time, in seconds since 1970.
     """
-    made = [(thing, *_judged(thing, renews, _record_of(thing, records), now)) for thing in things]
+    there = {each.pool for each in things if isinstance(each, Instance)}
+    made = [(thing, *_judged(thing, renews, _record_of(thing, records), there, now)) for thing in things]
     at_stake: dict[str, set[Verdict]] = {}
     for thing, verdict, _ in made:
         if isinstance(thing, Instance):
@@ -187,10 +191,18 @@ def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
     return next((each for each in same if each.has(thing)), None)
 
 
-def _judged(thing: Thing, renews: bool, record: Record | None, now: float) -> tuple[Verdict, str]:
+def _judged(
+    thing: Thing, renews: bool, record: Record | None, there: Collection[str], now: float
+) -> tuple[Verdict, str]:
+    """Decide for one thing if it is in use, with the reason. `there`: the pools that have machines at its provider."""
     until = thing.until.timestamp() if thing.until is not None else None
     if record is not None and record.client_lives(now):
         return "live", f"{record.client} {'runs' if record.ending is None else 'is ending'} its pool"
+    if record is not None and record.run is not None:
+        if _is_of_gone(thing, record, there, now):
+            return "lost", "the machine of its run is gone"
+        if record.is_kept(now - GRACE):
+            return "live", f"it belongs to its run, until {_clock(record.run.latest)} at the latest"
     if until is not None and now <= until + GRACE:
         return "live", f"its lease runs until {_clock(until)}"
     if until is not None and renews:
@@ -202,6 +214,14 @@ def _judged(thing: Thing, renews: bool, record: Record | None, now: float) -> tu
     if now <= record.lasts + GRACE:
         return "live", f"its client is gone, and its pool may be taken over until {_clock(record.lasts)}"
     return "lost", f"its client was last seen at {_clock(record.beat)}"
+
+
+def _is_of_gone(thing: Thing, record: Record, there: Collection[str], now: float) -> bool:
+    """Return True if a thing is a leftover with the end of this run in its tag, and the run's machine is not there."""
+    if not isinstance(thing, Leftover) or thing.until is None or record.run is None:
+        return False
+    is_its = abs(thing.until.timestamp() - record.run.latest) < _ROUNDED
+    return is_its and thing.pool not in there and not record.since(now - SETTLING)
 
 
 def _clock(time: float) -> str:
@@ -269,12 +289,15 @@ def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list
         if not is_open or may_come or record.client_lives(now) or record.pool in there:
             continue
         seen_only_there = {(each.provider, each.id) for each in record.running if each.provider in partial_lists}
-        if now <= record.lasts + GRACE and not seen_only_there <= {(e.thing.provider, e.thing.id) for e in ended}:
+        is_over = record.run is not None and record.run.entry.outcome is not None
+        may_last = now <= record.lasts + GRACE and not is_over
+        if may_last and not seen_only_there <= {(e.thing.provider, e.thing.id) for e in ended}:
             continue  # machines may run where this client does not see them; they end when their lease is over
         if all(note in answered for note in record.notes):
             for name in {note["provider"] for note in record.notes}:
                 ids = [each.thing.id for each in ended if each.thing.provider == name]
                 ledger.cleared(record.pool, name, ids)
+            ledger.mark(record.session, partial(seen_ended, stored=None))
             ledger.end(record.session)
             Keys.of(record.pool).forget()
             over.append(record.pool)

@@ -44,10 +44,12 @@ class Handover:
     Attributes:
         record: the pool in its former owner's ledger: budget, lifetime, lease, and its machines with their last prices.
         nodes: its ready nodes.
+        heir: the word by which the agents know the new owner, if the hand-over was committed before; "" if it was not.
     """
 
     record: Record
     nodes: tuple[HeldNode, ...]
+    heir: str = field(default="", repr=False)
 
 
 class NoSupply(SkypoolError):

@@ -15,6 +15,7 @@ from it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -29,8 +30,10 @@ from skypool import clock, tracebacks
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import LedgerError, PoolClosed, UsageError, nearest
+from skypool.head.states import Claim
 from skypool.model import Instance, Offer
 from skypool.processes import Process, is_stopped
+from skypool.rental import ledger_runs
 from skypool.rental.budget import Budget
 from skypool.rental.ledger_file import LedgerFile
 from skypool.rental.ledger_schema import put_back
@@ -53,6 +56,8 @@ _KEPT = 20_000
 makes up to four changes for each machine, and one at each sign of life."""
 Statement = tuple[str, Sequence[object]]
 """An SQL statement and its parameters."""
+Change = Statement | Callable[[sqlite3.Connection], None]
+"""A change of the ledger: a statement, or a function that makes the change within a transaction."""
 
 
 _OPEN = """(p.ended IS NULL
@@ -78,7 +83,7 @@ class Ledger:
         self._tell = tell
         self._file = LedgerFile(file, tell)
         self._lock = threading.RLock()
-        self._owed: list[Statement] = []
+        self._owed: list[Change] = []
         self._last: dict[str, Record] = {}
 
     @classmethod
@@ -143,7 +148,7 @@ class Ledger:
 
         Raises:
             LedgerError: the ledger cannot be written.
-            UsageError: another process runs the pool or is ending it.
+            UsageError: another process runs the pool or is ending it, or its run was handed over to its machine.
         """
         now = time.time()
         me = Process.this()
@@ -152,6 +157,11 @@ class Ledger:
             record = newest(read(book, now, "p.pool = ? AND p.ended IS NULL", pool))
             if record is None:
                 return None
+            if record.is_kept(now):
+                raise UsageError(
+                    f"run {pool!r} belongs to its machine, or was just given to it, so no process can take it over; "
+                    f"`skypool ps` shows it, and `skypool down {pool}` ends it"
+                )
             owner = record.client
             # one that is stopped, as by Ctrl-Z, may be replaced: the nodes decide, and refuse it when it goes on
             is_away = owner.host == me.host and record.ending is None and is_stopped(owner.pid)
@@ -237,7 +247,41 @@ class Ledger:
 
         self._file.write(work)
 
+    def hand_over(self, session: str, claim: Claim, *, ends: float, latest: float, worst_usd: float) -> None:
+        """Record that this process, which runs the pool, hands its run over to its machine. Call this before it begins.
+
+        From now on, nothing but its user ends the machine before `latest`. If this is recorded already, the nearer end
+        is kept.
+
+        Args:
+            claim: the run and its generation.
+            ends: the written end: when the machine's guard ends the machine in any case, by the wall clock.
+            latest: the latest time at which the machine may still be there, by the wall clock.
+            worst_usd: the most that the pool may cost in all, in US dollars.
+
+        Raises:
+            LedgerError: the ledger cannot be written, does not have the pool, or has another claim for it.
+            PoolClosed: the pool has ended, or another process is ending it.
+            TakenOver: another process has taken the pool over.
+        """
+        times = time.time(), ends, latest
+        self._file.write(lambda book: ledger_runs.begin(book, session, claim, times, worst_usd))
+
     # --- after renting: methods that never raise -------------------------------------------------------------
+
+    def mark(self, session: str, change: ledger_runs.Mark, at: float = math.inf) -> None:
+        """Write over the entry of a pool's run that is handed over, by the rule of `steps.merged`. Does not raise.
+
+        The entry only goes forward, whoever writes. If it then says that the machine has ended, the account of the
+        machine is closed, and the pool is over. A pool whose run is not handed over is not changed.
+
+        Args:
+            change: an entry, or a function that returns one, such as `steps.seen_ended`. It is called with the present
+                entry, in the same transaction.
+            at: since when it is so, in seconds since 1970; a time in the future, as by default, counts as now.
+        """
+        now = min(at, time.time())
+        self._note(lambda book: ledger_runs.mark(book, session, change, now))
 
     def rented(
         self,
@@ -416,14 +460,16 @@ class Ledger:
         """Record that a provider has no machines of the pools of this name any more, whichever process ran the pools.
 
         All instances of these pools at this provider count as ended. `seen` has the ids of those that existed just now:
-        they ended now. All others ended when their pool's lease was over, or now if it is not over yet. Open orders
-        count as refused. Does not raise.
+        they ended now. All others ended when their pool's lease was over, or now if it is not over yet; those of a run
+        that was handed over, at the latest time at which they may have been there. Open orders count as refused. Does
+        not raise.
         """
         now = clock.now()
         marks = ", ".join("?" * len(seen))
         at_last = (
-            "max(launched, min(?, "
-            "(SELECT COALESCE(stays, beat + lease) FROM pools WHERE pools.session = instances.session)))"
+            "max(launched, min(?, COALESCE("
+            "(SELECT latest FROM runs WHERE runs.session = instances.session AND outcome IS NOT 'not started'), "
+            "(SELECT COALESCE(stays, beat + lease) FROM pools WHERE pools.session = instances.session))))"
         )
         self._note(
             (f"UPDATE instances SET ended = ? WHERE {_OF_POOL} AND ended IS NULL AND id IN ({marks})",
@@ -497,14 +543,14 @@ class Ledger:
         if not self._owed:  # unwritten changes need the rows for a receipt
             self._file.let_go(session)
 
-    def _note(self, *todo: Statement) -> None:
-        """Execute SQL statements on the file, after earlier ones that failed. If this fails, keep them in memory."""
+    def _note(self, *todo: Change) -> None:
+        """Make changes of the file, after earlier ones that failed. If this fails, keep them in memory."""
         with self._lock:
             owed = [*self._owed, *todo]
 
             def work(book: sqlite3.Connection) -> None:
-                for sql, values in owed:
-                    book.execute(sql, values)
+                for each in owed:
+                    _make(book, each)
 
             try:
                 self._file.write(work, patience=1.0 if self._owed else None)
@@ -571,8 +617,8 @@ class Ledger:
     def _known(self, session: str) -> Record | None:
         """Return the record of a pool that this process runs from memory, with changes that the file lacks."""
         with self._lock, self._file.remembered() as book:
-            for sql, values in self._owed:
-                book.execute(sql, values)
+            for each in self._owed:
+                _make(book, each)
             return newest(read(book, clock.now(), "p.session = ?", session))
 
     def spent(self, session: str) -> float:
@@ -623,6 +669,13 @@ class Ledger:
         self._file.write(lambda book: book.execute("DELETE FROM pools WHERE session = ''"), thoroughly=True)
 
 
+def _make(book: sqlite3.Connection, change: Change) -> None:
+    if callable(change):
+        change(book)
+    else:
+        book.execute(*change)
+
+
 def _facts(offer: Offer) -> tuple[object, ...]:
     """Return the columns of a ledger row that describe an offer, in the order of `_FACTS`."""
     price = float(offer.usd_per_hour)
@@ -642,6 +695,13 @@ def _refuse_taken(record: Record, now: float) -> None:
             f"a pool called {record.pool!r} {doing} {record.client}: end it with `skypool down {record.pool}`, "
             "or choose another name"
         )
+    if record.is_kept(now) and record.running:
+        is_over = record.run is not None and record.run.entry.outcome is not None
+        goes_on = "is over, and its machine may still be there" if is_over else "goes on on its machine"
+        raise UsageError(
+            f"a run called {record.pool!r} {goes_on}: look at it with `skypool ps`, end it with `skypool down "
+            f"{record.pool}`, or choose another name"
+        )
     if now < record.lasts and (record.running or record.intents):
         raise UsageError(
             f"a pool called {record.pool!r} was left behind by {record.client}, and its machines may still "
@@ -652,7 +712,7 @@ def _refuse_taken(record: Record, now: float) -> None:
 
 def _prune(book: sqlite3.Connection, before: float) -> None:
     """Delete pools that ended before this time, or gave their last sign of life then, unless machines may still run."""
-    for table in ("earlier_prices", "instances", "orders", "pools"):
+    for table in ("runs", "earlier_prices", "instances", "orders", "pools"):
         book.execute(
             f"DELETE FROM {table} WHERE session IN (SELECT session FROM pools p WHERE COALESCE(ended, beat) < ? "
             "AND NOT EXISTS (SELECT 1 FROM instances i WHERE i.session = p.session AND i.ended IS NULL))",

@@ -57,6 +57,12 @@ ALTER TABLE pools ADD COLUMN lifetime REAL;
 ALTER TABLE orders ADD COLUMN start_usd REAL NOT NULL DEFAULT 0;
 ALTER TABLE instances ADD COLUMN start_usd REAL NOT NULL DEFAULT 0;
 """,
+    """
+CREATE TABLE IF NOT EXISTS runs (
+    session TEXT PRIMARY KEY, run TEXT NOT NULL, generation INTEGER NOT NULL, state TEXT NOT NULL, outcome TEXT,
+    at REAL NOT NULL, ends REAL NOT NULL, latest REAL NOT NULL, worst_usd REAL NOT NULL
+);
+""",
 )
 """SQL steps that bring the tables from each version to the next. The first step makes the tables in an empty file.
 
@@ -64,11 +70,12 @@ Users have files of every version, so only add steps. `orders.at` is the time wh
 `orders.sent` the time when it was last sent. `instances.idle_at` is the time until which `idle_seconds` and `idle_usd`
 count; it is NULL for instances of an older skypool. From then on, an instance is idle if `is_idle` is 1. `pools.stays`
 is the time until which machines stay after the end of their `with` block; NULL before that. `pools.lifetime` is the
-pool's `max_lifetime` in seconds; NULL for no limit. `start_usd` is the estimated cost of the start of a machine.
+pool's `max_lifetime` in seconds; NULL for no limit. `start_usd` is the estimated cost of the start of a machine. `runs`
+has a row for each pool whose run is handed over to its machine: `ledger_runs`.
 """
 SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""
-KEPT = ("pools", "orders", "instances", "earlier_prices")
+KEPT = ("pools", "orders", "instances", "earlier_prices", "runs")
 """The tables whose rows a process keeps in memory for the pools that the process runs. These are all tables."""
 
 

@@ -13,7 +13,7 @@ from skypool import clock, events
 from skypool.drivers.contract import Driver
 from skypool.errors import BudgetExceeded, LedgerError, PoolClosed, TakenOver
 from skypool.model import Instance
-from skypool.rental.budget import CEILING, Budget, Enforcement, ceiling, lowered
+from skypool.rental.budget import CEILING, HEADROOM, Budget, Enforcement, ceiling, lowered, worst_bill
 from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import Terms
@@ -260,6 +260,15 @@ class Rental:
         lines = () if receipt is None else receipt.lines
         prices = [each.usd_per_hour for each in lines if (each.provider, each.id) == _key(instance)]
         return prices == [0.0]
+
+    def worst_until(self, time: float) -> float:
+        """Return the most that the pool may cost in all, in US dollars, if its machines end at this time.
+
+        `time` is in seconds since 1970. The prices of spot machines may rise up to those at which they must end. Raises
+        LedgerError if the costs cannot be read from the ledger or from memory.
+        """
+        rise = 1.0 if self.limits.budget is None else HEADROOM
+        return worst_bill(self.receipt.lines, clock.now(), time, rise)
 
     def ended(self, instances: Iterable[Instance]) -> None:
         """Record that these instances have ended, in one transaction for each provider.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from skypool import clock
 from skypool.drivers import retry
@@ -21,6 +22,7 @@ from skypool.errors import (
     UsageError,
     together,
 )
+from skypool.head.steps import seen_ended
 from skypool.model import Instance
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record
@@ -70,7 +72,11 @@ def terminate_all(
     errand = _Errand(tuple(drivers), pool, ledger, say)
     again(errand.run, patience, stubborn, say)
     if ledger is not None:
-        for each in {record.session for record in errand.records() if record.ended is None} | ({session} - {None}):
+        records = errand.records()
+        for record in records:
+            if record.run is not None and not record.running:
+                ledger.mark(record.session, partial(seen_ended, stored=None))
+        for each in {record.session for record in records if record.ended is None} | ({session} - {None}):
             ledger.end(str(each))
     Keys.of(pool).forget()
 

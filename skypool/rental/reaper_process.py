@@ -1,7 +1,7 @@
 """Terminates all machines of a pool in a process of its own, which outlives the client and its terminal.
 
-If the pool has `linger=`, its machines stay for that time after its `with` block. The process then first waits for
-that time to pass.
+A machine that was handed over to its run is left to it. If the pool has `linger=`, its machines stay for that time
+after its `with` block. The process then first waits for that time to pass.
 
 `terminate_in_background` starts the process, and `main` is what the process runs.
 """
@@ -120,14 +120,18 @@ def main() -> int:
     The process reads its pickled task from stdin: the arguments of `terminate_in_background`. It then writes the line
     "ready" to stdout. After that, stdout goes to the log, as stderr does from the start. Blocks until the machines have
     ended, or for up to a day. If the machines stay for a while, it first waits until that time is over. The status is 0
-    if every machine has ended or another process has the pool, otherwise 1.
+    if every machine has ended, or another process or its run has the pool, otherwise 1.
     """
     drivers, pool, session, staying = pickle.load(sys.stdin.buffer)
     ledger = Ledger.here(_log)
-    if not staying:
+    is_detached = _is_detached(ledger, session)
+    if not staying and not is_detached:
         ledger.ending(pool)
     os.write(1, _READY)
     os.dup2(2, 1)
+    if is_detached:
+        _log(f"the machine of run {pool} belongs to it, and ends by itself; `skypool down {pool}` ends it earlier")
+        return 0
     if staying:
         _log(f"process {os.getpid()} waits until the machines of pool {pool} need not stay any longer")
         if not _stayed(ledger, session):
@@ -141,6 +145,16 @@ def main() -> int:
         return 1
     _log(f"every machine of pool {pool} has ended")
     return 0
+
+
+def _is_detached(ledger: Ledger, session: str) -> bool:
+    """Return True if the machine was handed over to its run, which goes on."""
+    try:
+        record = ledger.record(session)
+    except LedgerError as e:
+        _log(f"it is not known whether the run was handed over to its machine: {e}")
+        return False
+    return record is not None and record.is_detached and record.is_kept(time.time())
 
 
 def _stayed(ledger: Ledger, session: str) -> bool:

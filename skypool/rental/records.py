@@ -11,17 +11,20 @@ import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal, TypeVar, cast
 
 from skypool.drivers.registry import DriverNote
 from skypool.errors import UsageError
+from skypool.head import states
 from skypool.model import Instance
 from skypool.processes import Process
 from skypool.rental.budget import Budget
 from skypool.rental.receipt import HOUR, Line, Receipt
 
 T = TypeVar("T")
-State = Literal["live", "ending", "left", "ended"]
+E = TypeVar("E", bound=Enum)
+State = Literal["live", "ending", "detached", "left", "ended"]
 Rows = dict[str, list[tuple[object, ...]]]
 """The rows of one session (one run of a pool): a dict from table names to lists of rows."""
 _LATEST = 7.3e9
@@ -57,6 +60,39 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The hand-over of a run from the client of its pool to a machine of the pool, as it is recorded in the ledger.
+
+    Times are in seconds since 1970, by the wall clock.
+
+    Attributes:
+        claim: the run and its generation.
+        entry: the state of the hand-over, and how the run has ended.
+        at: time since when the run is in this state: of its outcome, if that is known.
+        ends: the written end: the time at which the machine's guard ends the machine in any case.
+        latest: the latest time at which the machine may still be there. It comes after `ends`, as clocks differ a
+            little, and a machine needs some time to end.
+        worst_usd: the most that the pool may cost in all, in US dollars.
+    """
+
+    claim: states.Claim
+    entry: states.Entry
+    at: float
+    ends: float
+    latest: float
+    worst_usd: float
+
+    @property
+    def is_given(self) -> bool:
+        """True if the machine belongs to the run, or may do so, and its end is not proved."""
+        return self.entry.state in (states.Ledger.DETACHING, states.Ledger.DETACHED)
+
+    def keeps(self, now: float) -> bool:
+        """Return True if nothing but its user may end the machine now, because its run goes on or may do so."""
+        return self.is_given and now <= self.latest
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A pool as it is recorded in the ledger. Times are in seconds since 1970.
 
@@ -74,6 +110,7 @@ class Record:
         stays: the time until which the pool's machines stay without `client`, because its `with` block was left and it
             has `linger=`; None before that, and again after a process took the pool over.
         lifetime: seconds from the beginning of the pool's costs to its end; None for no such limit.
+        run: the hand-over of the pool's run to its machine; None if none has begun.
     """
 
     pool: str
@@ -91,6 +128,7 @@ class Record:
     notes: tuple[DriverNote, ...]
     stays: float | None = None
     lifetime: float | None = None
+    run: RunRecord | None = None
 
     @property
     def running(self) -> tuple[Line, ...]:
@@ -107,6 +145,8 @@ class Record:
         """The most that the pool may cost in all, in US dollars; 0 if it has ended, `math.inf` if it has no limit."""
         if self.ended is not None:
             return 0.0
+        if self.run is not None and self.run.is_given:
+            return self.run.worst_usd
         if self.budget is not None:
             return self.budget.max_usd
         spent = sum(each.usd for each in self.lines)
@@ -119,8 +159,10 @@ class Record:
         """The time, in seconds since 1970, when the lease is over if the client gives no further sign of life.
 
         Machines that can end themselves have ended by then. If the machines stay without a client, this is the time
-        `stays`.
+        `stays`. If they belong to their run, or may do so, it is the latest time at which they may still be there.
         """
+        if self.run is not None and self.run.is_given:
+            return self.run.latest
         return self.beat + self.lease if self.stays is None else self.stays
 
     @property
@@ -128,12 +170,22 @@ class Record:
         """True if the client has left, and the machines stay until `lasts` for a process that takes them over."""
         return self.stays is not None and self.ending is None and self.ended is None
 
+    @property
+    def is_detached(self) -> bool:
+        """True if the pool's machine belongs to its run, so that no client runs the pool, and nobody is ending it."""
+        is_given = self.run is not None and self.run.entry.state is states.Ledger.DETACHED
+        return is_given and self.ending is None and self.ended is None
+
+    def is_kept(self, now: float) -> bool:
+        """Return True if nothing but their user may end the machines now: their run goes on on them, or may do so."""
+        return self.ended is None and self.run is not None and self.run.keeps(now)
+
     def client_lives(self, now: float) -> bool:
-        """Return True if a process still runs or ends the pool. False if its machines stay without one.
+        """Return True if a process still runs or ends the pool. False if its machines stay, or go on, without one.
 
         A process on another host cannot be checked. It counts as alive until `lasts`.
         """
-        lives = False if self.is_staying else self.client.lives()
+        lives = False if self.is_staying or self.is_detached else self.client.lives()
         return self.ended is None and (now < self.lasts if lives is None else lives)
 
     def has(self, instance: Instance) -> bool:
@@ -155,15 +207,19 @@ class Record:
     def state(self, now: float) -> State:
         """Return the state of the pool at the time `now`: "live" if its client runs it, "ending" if a process ends it.
 
-        Otherwise it is "left" if machines may still run, and "ended" if none may.
+        Otherwise it is "ended" if no machine may run, "detached" if the machines belong to their run or may do so, and
+        "left" if machines may run that belong to nobody.
         """
         if self.client_lives(now):
             return "live" if self.ending is None else "ending"
-        return "left" if self.running or self.intents else "ended"
+        if not self.running and not self.intents:
+            return "ended"
+        return "detached" if self.is_kept(now) else "left"
 
     def receipt(self, at: float) -> Receipt:
         """Return the receipt of the pool's costs until the time `at`, in seconds since 1970."""
-        return Receipt(self.pool, tuple(each.at(at) for each in self.lines), at, len(self.intents))
+        until = _charged_until(self.run, at)
+        return Receipt(self.pool, tuple(each.at(until) for each in self.lines), at, len(self.intents))
 
 
 def newest(records: Sequence[Record]) -> Record | None:
@@ -183,17 +239,27 @@ def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: obj
         Damaged: a value is not one that skypool writes.
         sqlite3.Error, UnicodeDecodeError: the ledger cannot be read.
     """
+    sql = "SELECT r.* FROM runs r JOIN pools p USING (session) WHERE {}"
+    runs = {row[0]: _run(row) for row in book.execute(sql.format(where), values)}
     lines: dict[str, list[Line]] = {}
     sql = "SELECT i.* FROM instances i JOIN pools p USING (session) WHERE {} ORDER BY i.launched, i.rank"
     earlier = _earlier_prices(book, where, values)
     for session, *row in book.execute(sql.format(where), values):
-        lines.setdefault(session, []).append(_line(row, now, earlier.get((session, row[0], row[1]), ())))
+        until = _charged_until(runs.get(session), now)
+        lines.setdefault(session, []).append(_line(row, until, earlier.get((session, row[0], row[1]), ())))
     intents: dict[str, list[Intent]] = {}
     sql = "SELECT o.* FROM orders o JOIN pools p USING (session) WHERE o.state = 'intended' AND {} ORDER BY o.at"
     for session, *row in book.execute(sql.format(where), values):
         intents.setdefault(session, []).append(_intent(row))
     found = book.execute(f"SELECT p.* FROM pools p WHERE {where} ORDER BY p.started, p.rowid", values)
-    return [_record(row, tuple(lines.get(row[0], ())), tuple(intents.get(row[0], ()))) for row in found]
+    return [
+        _record(row, tuple(lines.get(row[0], ())), tuple(intents.get(row[0], ())), runs.get(row[0])) for row in found
+    ]
+
+
+def _charged_until(run: RunRecord | None, now: float) -> float:
+    """Return the time until which machines are charged whose end is not proved: none outlives the end of its run."""
+    return min(now, run.latest) if run is not None and run.is_given else now
 
 
 def _earlier_prices(
@@ -238,7 +304,23 @@ def _intent(row: Sequence[Any]) -> Intent:
     return Intent(_text(token), _text(provider), _text(kind), _text(zone) or _text(region), several, _time(sent))
 
 
-def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent, ...]) -> Record:
+def _run(row: tuple[object, ...]) -> RunRecord:
+    _, run, generation, state, outcome, at, ends, latest, worst_usd = row
+    return RunRecord(
+        claim=states.Claim(_text(run), _whole(generation)),
+        entry=states.Entry(
+            _one_of(states.Ledger, state), None if outcome is None else _one_of(states.Outcome, outcome)
+        ),
+        at=_time(at),
+        ends=_time(ends),
+        latest=_time(latest),
+        worst_usd=_number(worst_usd),
+    )
+
+
+def _record(
+    row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent, ...], run: RunRecord | None
+) -> Record:
     session, pool, host, pid, birth, started, beat, lease, max_usd, warn, notes, ending, ended, error, *more = row
     best_effort, stays, lifetime = more
     return Record(
@@ -257,13 +339,15 @@ def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent
         notes=tuple(_note(each) for each in _plain(notes, list)),
         stays=None if stays is None else _time(stays),
         lifetime=None if lifetime is None else _number(lifetime, _LONGEST),
+        run=run,
     )
 
 
 def as_rows(record: Record, tokens: Mapping[tuple[str, str], str]) -> Rows:
     """Return the rows of the ledger's tables from which `read` makes a record of a pool that has not ended.
 
-    `tokens` has the tokens of the orders that made its instances, by (provider, id).
+    That record has no `run`, because whoever gets these rows owns the pool. `tokens` has the tokens of the orders that
+    made its instances, by (provider, id).
     """
     session, budget, client = record.session, record.budget, record.client
     limits = (None, None, False) if budget is None else (budget.max_usd, budget.warn, budget.best_effort)
@@ -276,6 +360,7 @@ def as_rows(record: Record, tokens: Mapping[tuple[str, str], str]) -> Rows:
         "orders": [],
         "instances": [],
         "earlier_prices": [],
+        "runs": [],
     }
     for order in record.intents:
         asked = (session, order.token, order.at, json.dumps(list(order.nodes)), "intended", "")
@@ -303,6 +388,16 @@ def _name(value: object) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise Damaged(f"the ledger contains {value!r} where a name must be, so the file was damaged or changed")
     return value
+
+
+def _one_of(kind: type[E], value: object) -> E:
+    try:
+        return kind(value)
+    except ValueError as e:
+        words = ", ".join(str(each.value) for each in kind)
+        raise Damaged(
+            f"the ledger contains {value!r} where one of {words} must be, so the file was damaged or changed"
+        ) from e
 
 
 def _whole(value: object, below: int = 2**63) -> int:

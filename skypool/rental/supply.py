@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import cast
 
 from skypool.drivers.contract import Driver, Learns, Renews, Tidies, abilities
-from skypool.errors import CapacityError, SkypoolError
+from skypool.errors import CapacityError, ProviderError, SkypoolError, together
 from skypool.model import Instance, Offer, Order
 from skypool.offers.ranking import Plan
 from skypool.rental import reaper, reaper_process
@@ -33,6 +34,8 @@ _BOOT = 120.0
 """Seconds that are added to the lease for the expiry time in a machine's tag, as a new machine must boot first."""
 REPRICE = 600.0
 """Seconds after which the prices of spot machines are read again."""
+_TO_SHOW = 30.0
+"""Seconds within which a provider must list tags as they were written."""
 
 
 class Supply:
@@ -61,6 +64,8 @@ class Supply:
         self._numbers = itertools.count()
         self._series = rental.session
         self._priced = time.monotonic()
+        self._renewing = threading.Lock()
+        self._needed_until: datetime | None = None  # the end of a run that is handed over
         endings = Endings(drivers, rental)
         self.orders = Orders(drivers, rental, endings)
         self.terminate = endings.terminate
@@ -262,14 +267,63 @@ class Supply:
                 f"{error}"
             )
 
+    def renew_to(self, until: float) -> None:
+        """Write into the tags of the machines that they are needed until this time, in seconds since 1970.
+
+        Later renewals of the lease by this process write the same time. Blocks until the providers list it, for 30 s at
+        most.
+
+        Raises:
+            SkypoolError, ErrorGroup: a provider did not take it, or does not list it for each machine.
+        """
+        with self._renewing:
+            self._needed_until = datetime.fromtimestamp(math.ceil(until), UTC)
+        errors = [error for _, error in self._renewed(0.0)]
+        if not errors:
+            errors = [each for each in map(self._too_short, self._renewers) if each is not None]
+        if errors:
+            raise together(
+                f"the tags of the machines of pool {self._terms.name!r} could not be renewed to the end of its run",
+                errors,
+            )
+
+    @property
+    def _renewers(self) -> list[Driver]:
+        """The drivers that may have machines of the pool, and can renew their tags."""
+        return [each for each in self.drivers if each.name in self.orders.tried and isinstance(each, Renews)]
+
+    def _too_short(self, driver: Driver) -> Exception | None:
+        """Wait until a provider lists each machine with the end of the run. Return the error if it does not."""
+        assert self._needed_until is not None
+        tried_until = time.monotonic() + _TO_SHOW
+        while True:
+            try:
+                found = driver.instances(pool=self._terms.name)
+            except Exception as e:  # noqa: BLE001 - the caller raises it
+                return e
+            long = {each.id for each in found if each.until is not None and each.until >= self._needed_until}
+            short = [each.id for each in self.rental.there if each.provider == driver.name and each.id not in long]
+            if not short:
+                return None
+            if time.monotonic() >= tried_until:
+                return ProviderError(
+                    f"{driver.name} does not list {', '.join(short)} as needed until "
+                    f"{self._needed_until:%H:%M:%S} UTC, which was written into their tags",
+                    provider=driver.name,
+                )
+            time.sleep(0.5)
+
     def _renewed(self, seconds: float) -> Iterator[tuple[str, Exception]]:
-        """Renew the tags: the machines are needed for `seconds` more. Yield (provider, error) for each that failed."""
-        for driver in self.drivers:
-            if driver.name in self.orders.tried and isinstance(driver, Renews):
-                try:
-                    driver.renew(self._terms.name, _from_now(seconds + _BOOT))
-                except Exception as e:  # noqa: BLE001 - the caller tells the user
-                    yield driver.name, e
+        """Renew the tags: the machines are needed for `seconds` more. Yield (provider, error) for each that failed.
+
+        Machines of a run that is handed over are needed until its end.
+        """
+        for driver in self._renewers:
+            try:
+                with self._renewing:
+                    cast(Renews, driver).renew(self._terms.name, self._needed_until or _from_now(seconds + _BOOT))
+            except Exception as e:  # noqa: BLE001 - the caller tells the user
+                yield driver.name, e
 
     def new_prices(self) -> Mapping[tuple[str, str], float]:
         """Return the current prices of spot machines by (provider, id), in US dollars per hour.

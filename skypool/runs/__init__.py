@@ -16,24 +16,38 @@
 - `whole_run`: all of it, from the checks before renting to the end of the machines. `skypool run` calls this.
 - `run`: `skypool.run`, the same from Python.
 
+A run that is handed over to its machine, by the state machines of `head`:
+
+- `needs`: all that a runner needs, which travels to the machine.
+- `handing_over`: the client's side of the hand-over. `owned_machine` is what it acts on.
+- `runner`: the process on the machine that owns the run there. The agent starts it.
+- `ends_here`: records how runs on this computer have ended.
+- `stored`: the run's folder on its machine, and the file there that says how the run has ended.
+
 The root of a project is its folder here. Its copy is its folder on a node.
 """
 
 __all__ = [
+    "ends_here",
     "environment",
     "follow",
     "follow_end",
+    "handing_over",
     "lingering",
+    "needs",
     "node_folders",
     "node_program",
     "output_files",
     "output_spool",
+    "owned_machine",
     "program_run",
     "rank_lines",
     "run",
+    "runner",
     "save_places",
     "saver",
     "secret_values",
+    "stored",
     "target",
     "teller",
     "whole_run",

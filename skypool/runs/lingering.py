@@ -81,7 +81,7 @@ def left(word: str, nodes: int, option: Callable[..., str], note: Callable[[str]
                 f"the machines of pool {each.pool} are in use by another run, of process {each.client.pid}; wait for "
                 f"its end, or rent others with {option('new')}"
             )
-        if each.running:
+        if each.running and not each.is_kept(now):
             note(f"pool {each.pool} of an earlier run still costs money; `skypool down {each.pool}` ends it")
     return None
 

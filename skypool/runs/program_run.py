@@ -59,6 +59,45 @@ _LONGEST = 600.0
 """Seconds in which all output must have come after a program's end."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramCall:
+    """A program that is prepared on its nodes, as a call that can be sent.
+
+    Attributes:
+        words: the program and its arguments.
+        places: the project's folder and that of the programs of its environment, by node, as `node_program.run` takes
+            them. The program runs on these nodes.
+        folder: the folder below the project's in which the program starts.
+        env: variables of its environment.
+        output: the folder of its output files, below that of the node. Each process has a folder below it.
+        procs: the number of processes on each node of a gang; None for one process on the only node.
+        on_notice: the name of the signal at a notice.
+    """
+
+    words: tuple[str, ...]
+    places: Mapping[int, tuple[str, str]]
+    folder: str
+    env: Mapping[str, str] = field(repr=False)
+    output: str
+    procs: int | None
+    on_notice: str
+
+    def sent(self, pool: ComputePool, attempt: int = 0) -> CallFuture[Any]:
+        """Send the call to its nodes in a pool, and return its future: of the exit status, or a list of those of ranks.
+
+        Args:
+            attempt: the number of this start of the program, if the run belongs to its own machine; 0 if it does not.
+        """
+        call = compute(node_program.run, output="silent")(
+            self.words, self.places, self.folder, self.env, self.output, self.procs is not None, self.on_notice
+        )
+        if self.procs is not None:
+            call = call.with_options(procs=self.procs)
+        call.options = call.options.of_attempt(attempt) if attempt else call.options
+        nodes = [*self.places]
+        return pool.send(call, node=nodes if self.procs is not None else nodes[0])
+
+
 @dataclass
 class ProgramRun:
     """A run of a program on a pool that has started.
@@ -334,21 +373,25 @@ class ProgramRun:
             CommandFailed: the program cannot be started.
             SkypoolError: the run has failed for another reason, such as a lost node or a spent budget.
         """
-        words = list(self.target.words)
-        if words[0] == "python" and not any(programs.values()):
-            words[0] = "python3"
-        places = {end.node: (end.folder, programs[end.node]) for end in self._ends}
-        call = compute(node_program.run, output="silent")(
-            words, places, self.target.folder, dict(self.env), self._output, self.is_gang, self.on_notice
-        )
         try:
-            status = self._followed(call)
+            status = self._followed(self.call(programs))
         except CommandFailed as e:
             if e.returncode is None:
                 raise
             status = status_in(e.returncode)
         self.returncode = status
         return status if status >= 0 else 128 - status
+
+    def call(self, programs: Mapping[int, str]) -> ProgramCall:
+        """Return the program as a call. `programs` is from `prepare`."""
+        words = list(self.target.words)
+        if words[0] == "python" and not any(programs.values()):
+            words[0] = "python3"
+        places = {end.node: (end.folder, programs[end.node]) for end in self._ends}
+        procs = (self.procs or 1) if self.is_gang else None
+        return ProgramCall(
+            tuple(words), places, self.target.folder, dict(self.env), self._output, procs, self.on_notice
+        )
 
     def log(self, rank: int, stream: int, data: bytes) -> None:
         """Keep output, which has no secrets any more, in the logs of the pool. Each process has a thread of its own."""
@@ -472,19 +515,14 @@ class ProgramRun:
         limits = self.pool._sender.working().rental.limits
         return min(limits.left(), limits.lifetime_left)
 
-    def _followed(self, call: Any) -> int:
+    def _followed(self, call: ProgramCall) -> int:
         """Run a call of the program, pass on its output until its end, and return its status."""
         patience = _AFTER_AN_ERROR
         try:
             there = self.pool._sender.working().dispatch.roster.nodes()
             if missing := [end.node for end in self._ends if end.node not in there]:
                 raise ConnectionLost(f"node {missing[0]} was lost before the program began", missing[0])
-            if self.is_gang:
-                self._running = self.pool.send(
-                    call.with_options(procs=self.procs or 1), node=[end.node for end in self._ends]
-                )
-            else:
-                self._running = self.pool.send(call, node=self._ends[0].node)
+            self._running = call.sent(self.pool)
             await_end(self._running)
             value = self._running.result()
             patience = _AFTER

@@ -25,6 +25,7 @@ from skypool.data.save_asked import SaveFolder, checked, refused_to_stranger, sa
 from skypool.drivers import Driver
 from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers, SkypoolError, UsageError
 from skypool.files.project import Project, Survey, surveyed
+from skypool.head.states import Claim, Said
 from skypool.link.spares import Spares
 from skypool.model import Offer
 from skypool.offers.need import drivers_asked
@@ -36,7 +37,11 @@ from skypool.rental.budget import START, Budget, ceiling, start_words, usd_to_st
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import pool_name
 from skypool.rental.records import Record, newest
+from skypool.rental.run_account import RunAccount
 from skypool.runs import lingering, node_program, secret_values
+from skypool.runs.handing_over import HandingOver
+from skypool.runs.needs import Needs
+from skypool.runs.owned_machine import OwnedMachine
 from skypool.runs.program_run import ProgramRun, await_end, in_thread
 from skypool.runs.save_places import Place, common
 from skypool.runs.saver import Saver
@@ -53,6 +58,8 @@ _FRESH = 3.0
 """Seconds for which it holds what was found in the project. After them, it is looked at again."""
 _LEASE = 600.0
 """Seconds after which machines end that do not hear of this process."""
+_LONGEST = 30 * 86400.0
+"""The most seconds of a run that belongs to its machine, if neither budget nor lifetime ends it before."""
 _SPARES = 2
 """One connection to each machine sends the project, another one reads the output of the program."""
 FAILED = 125
@@ -78,6 +85,7 @@ class Asked:
         data: the places of folders that are filled from buckets, by their paths. Relative ones begin in the current
             folder.
         on_notice: the signal for the program when its machine ends soon: "TERM", "USR1", "none", or "" for the default.
+        detach: True to hand the run over to its machine, and return as soon as it belongs to that.
         complete: what is written last into a checkpoint, as `ComputePool` takes it.
         name: the name of the pool; None for one from the program's name.
         budget: the most USD that the run may cost.
@@ -110,6 +118,7 @@ class Asked:
     place: Place = field(default_factory=Place)
     data: Mapping[str, str | Bucket] = field(default_factory=dict[str, "str | Bucket"])
     on_notice: str = ""
+    detach: bool = False
 
     @property
     def is_gang(self) -> bool:
@@ -127,6 +136,7 @@ class WholeRun:
         returncode: the exit status of the program, or the negative number of the signal that ended it; None before it.
         unsaved: why what the program saved could not be fetched; "" if it was.
         limit: what ended the program as planned: "budget" or "lifetime"; "" if nothing has.
+        is_detached: True if the run was handed over to its machine.
     """
 
     def __init__(self, target: Target, asked: Asked, tell: Teller) -> None:
@@ -144,6 +154,8 @@ class WholeRun:
         if asked.new and asked.linger is None:
             stay = tell.option("linger", "30m")
             raise UsageError(f"{tell.option('new')} is for runs whose machines stay; add {stay}")
+        if asked.detach:
+            self._check_detach()
         self._secrets = secret_values.found(asked.secrets, target.project.root, tell.option("secrets"))
         tell.hide(self._secrets)
         self._rent: dict[str, Any] = {}
@@ -157,6 +169,7 @@ class WholeRun:
         self.returncode: int | None = None
         self.unsaved = ""
         self.limit = ""
+        self.is_detached = False
         self._pool: ComputePool | None = None
         self._former: Record | None = None  # whose machines are used
         self._looking: Future[Survey] | None = None  # a look at the project, with what is sent to these machines
@@ -167,6 +180,44 @@ class WholeRun:
         self._has_lost = False  # a machine of the earlier run
         self._began = time.monotonic()
         self._over: float | None = None  # when the pool has ended
+
+    def _check_detach(self) -> None:
+        """Raise UsageError if the run cannot be handed over to its machine."""
+        asked, option = self._asked, self._tell.option
+        detach = option("detach")
+        if asked.budget is None and asked.max_lifetime is None:
+            raise UsageError(
+                f"{detach} leaves the run alone with its machine, so say when that ends in any case: add "
+                f"{option('budget', 20)} or {option('max_lifetime', '4h')}"
+            )
+        if asked.nodes > 1:
+            raise UsageError(f"{detach} takes a run on one node, not {option('nodes', asked.nodes)}; leave one out")
+        if asked.linger is not None:
+            raise UsageError(f"{detach} and {option('linger', '30m')} exclude each other; leave one out")
+        if asked.best_effort:
+            raise UsageError(
+                f"{detach} needs machines that end themselves, and {option('best_effort')} takes others, too; leave "
+                "one out"
+            )
+
+    def _check_machine(self, found: Plan) -> None:
+        """Raise UsageError if a run cannot be handed over to the machines that may be rented."""
+        detach = self._tell.option("detach")
+        for each in found.offers:
+            what = f"{each.provider} {each.instance_type}"
+            if each.hosts > 1:
+                raise UsageError(f"{what} has {each.hosts} hosts, and {detach} takes a run on one node; leave it out")
+            if each.trust != "full":
+                raise UsageError(f"{what} is a machine of a stranger, to whom no run is given; leave {detach} out")
+            if each.usd_per_hour and self._save:
+                raise UsageError(
+                    f"what the program writes into {self._save} would be lost with its machine, as nothing fetches it "
+                    f"after {detach}; keep it in a bucket, or leave {detach} out"
+                )
+        if self._buckets:
+            raise UsageError(
+                f"{detach} does not keep folders in buckets yet; leave {detach} or {self._tell.option('save')} out"
+            )
 
     def _places(self) -> tuple[str, list[SaveFolder]]:
         """Return the folder that is fetched, "" for none, and the folders that are kept in buckets."""
@@ -245,6 +296,8 @@ class WholeRun:
             self._tell_of_others()
         found = planned(self._rent, tell.option)
         self._check_node(found)
+        if asked.detach:
+            self._check_machine(found)
         most = min((each for each in (asked.budget, ceiling()) if each is not None), default=None)
         self._check_start(found, most)
         self._check_logins(found, longest(found, found.nodes[0], asked.max_lifetime, most))
@@ -524,6 +577,8 @@ class WholeRun:
                     made.fill()
                 tell.stage("")
                 tell.starts(pool.name, seconds, time.monotonic() - ready, self.spent)
+                if asked.detach:
+                    return self._hand_over(made, programs, unlisten)
                 saver = Saver(made, self._save, self._saved_to, tell)
                 pool.events.listen(saver.hear)
                 try:
@@ -535,6 +590,38 @@ class WholeRun:
             if asked.linger is None:
                 pool.stop()  # rather than to wait for a node that has not answered
         return status or (FAILED if self.unsaved else 0)
+
+    def _hand_over(self, made: ProgramRun, programs: Mapping[int, str], unlisten: Callable[[], None]) -> int:
+        """Hand the run over to its machine, and return 0. `unlisten` ends that events of the pool are told.
+
+        Raises SkypoolError if the run was not started, or if that is not known.
+        """
+        pool, tell = made.pool, self._tell
+        claim, call = Claim(pool.name), made.call(programs)
+        [(copy, _)] = call.places.values()
+        saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
+        supply = pool._sender.working().supply
+        assert supply is not None  # it has rented the machine
+        account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST))
+        needs = Needs.of(claim, pool._handed_over(), call, 0, saved)
+        tell.stage("the machine, which takes the run over")
+        owned = OwnedMachine(pool, needs, account)
+        handing = HandingOver(claim, account.left, secrets.token_urlsafe(32), owned)
+        owned.follow(handing.hear)
+        said = handing.run()
+        tell.stage("")
+        unlisten()  # that the machine is left is told in another way
+        if said is Said.NOT_STARTED:
+            raise SkypoolError(f"the run was not started: {handing.why or 'it was cancelled'}")
+        owned.give_up()
+        if said is Said.DETACHED:
+            self.is_detached = True
+            tell.detached(pool.name, account.left)
+            return 0
+        raise SkypoolError(
+            f"it is not known whether run {pool.name} belongs to its machine: {handing.why}; the machine ends in "
+            f"{span(account.left)} at the latest, and `skypool ps` shows what is there"
+        )
 
     def _save_rest(self, made: ProgramRun) -> None:
         """Have the last files saved to buckets, and tell what was saved."""

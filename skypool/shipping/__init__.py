@@ -1,6 +1,7 @@
 """Code that the client sends to nodes, because skypool is not installed there.
 
 - `package_zip`: packs skypool and cloudpickle into one zip, with the shell and Python code that unpacks and starts it.
+- `pure_packages`: libraries that skypool's client code needs where it runs on a node, as another zip.
 - `sources`: sends the text of scripts, which tracebacks show.
 - `wheels`: compiled libraries for the kind of machine that a node is.
 - `user_modules`: finds the user's own modules and their source.
@@ -11,6 +12,7 @@ zip on a node and starts the agent, the node's main process. A unit is a module 
 
 __all__ = [
     "package_zip",
+    "pure_packages",
     "sources",
     "user_modules",
     "wheels",

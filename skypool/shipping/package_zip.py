@@ -12,6 +12,7 @@ import io
 import json
 import marshal
 import os
+import re
 import shlex
 import struct
 import sys
@@ -167,7 +168,8 @@ def bundle() -> Bundle:
 
     Drivers of other distributions are not in the zip. The zip is kept in the user's cache folder for later processes,
     and in this process after the first call. A file beside the zip has the names of the packages, and a hash of the
-    paths, sizes and times of change of their files. While this hash is the same, the files are not read.
+    paths, sizes and times of change of their files. While this hash is the same, the files are not read. In a process
+    that runs from such a zip, as on a node, it is this one.
 
     Raises:
         ImportError: one of the packages is not installed here, or is a single file instead of a package.
@@ -177,9 +179,16 @@ def bundle() -> Bundle:
         return _bundle()
 
 
+_NAME = re.compile(r"skypool-([0-9a-f]+)\.zip")
+"""The name of the zip on a node, as the loader calls it, with its hash."""
+
+
 @cache
 def _bundle() -> Bundle:
-    """Return the zip from the cache folder if it is there and current. Otherwise make it."""
+    """Return the zip from which this process runs, if any, or that of the cache folder. Otherwise make it."""
+    archive = Path(getattr(sys.modules[__name__].__loader__, "archive", ""))
+    if (named := _NAME.fullmatch(archive.name)) is not None:
+        return Bundle(named[1], archive.stat().st_size, archive.read_bytes)
     folder = user_folders.cache() / "bundles"
     place = repr((__file__, sys.version_info[:3])).encode()
     record = folder / f"bundle-of-{hashlib.sha256(place).hexdigest()[:16]}.json"

@@ -132,6 +132,9 @@ class Machine:
         has: the accelerator that is really in the machine; None for none.
         granted: when the machine's lease ends, unless the client renews it.
         said: the last text that the cloud read from the lease file; "" if nothing was read yet.
+        ends_at: the earliest end that was written on the machine; infinite for none. No renewal goes beyond it.
+        heir: digest of the heir that came with the first written end; "-" for none.
+        end_asked: serial number of the last request for an earlier end; "" for none.
         taken_at: when the cloud takes the machine back; infinite if that is not announced.
         undying: how many more requests to end the machine have no effect; None for all.
         ended_at: None while the machine is alive.
@@ -158,6 +161,9 @@ class Machine:
     has: Accelerator | None = None
     granted: float = float("inf")
     said: str = ""
+    ends_at: float = float("inf")
+    heir: str = "-"
+    end_asked: str = ""
     taken_at: float = float("inf")
     undying: int | None = 0
     ended_at: float | None = None
@@ -308,6 +314,7 @@ class World:
         """
         for each in self.alive() if machines is None else machines:
             self._hear(each)
+            self._hear_end(each)
             over = min(each.granted if self.ends_itself else float("inf"), each.taken_at)
             if each.state == "starting" and each.boots_at is not None and each.boots_at <= min(self.now, over):
                 each.state = "running"
@@ -349,4 +356,15 @@ class World:
             return
         each.said = said.text
         latest = float("inf") if each.lifetime is None else each.born + each.lifetime
-        each.granted = min(said.at + self.offset + min(said.seconds, each.lease), latest)
+        each.granted = min(said.at + self.offset + min(said.seconds, each.lease), latest, each.ends_at)
+
+    def _hear_end(self, each: Machine) -> None:
+        """Bring the end of a machine nearer if that was asked for there, and answer. The first heir counts."""
+        asked = machine.asked_end(each.folder)
+        if asked is None or asked.serial == each.end_asked:
+            return
+        each.end_asked = asked.serial
+        each.heir = asked.heir if each.heir == "-" else each.heir
+        each.ends_at = min(each.ends_at, asked.at + self.offset + asked.seconds)
+        each.granted = min(each.granted, each.ends_at)
+        machine.answer_end(each.folder, asked, each.ends_at - self.now, each.heir)

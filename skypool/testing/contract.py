@@ -16,6 +16,7 @@ import dataclasses
 import math
 import os
 import pickle
+import posixpath
 import re
 import select
 import subprocess
@@ -23,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -428,6 +430,29 @@ class DriverContract(ListContract, SliceContract):
         assert trial.count() == 1, "a machine must live on if its lease file was rewritten"
         trial.pull("advance", 200)
         trial.eventually(lambda: trial.count() == 0, "the end of a machine whose client no longer renews the lease")
+
+    def test_a_machine_ends_at_its_written_end_whoever_asks_for_more(self, trial: Trial) -> None:
+        self._needs_machines()
+        trial.can("advance", "count")
+        access = trial.reach(trial.launch(trial.order(0, lease=300.0))[0])
+        end, held = (posixpath.join(posixpath.dirname(access.guard), name) for name in ("end", "held"))
+        if not access.guard or trial.run(access, ["test", "-f", end]).returncode:
+            pytest.skip(f"Access.guard has no file {end!r} beside it: the machines hold no written end")
+
+        def ask(text: str, file: str) -> None:
+            assert trial.run(access, ["sh", "-c", 'printf "%-127s\\n" "$0" 1<> "$1"', text, file]).returncode == 0
+
+        def answers(serial: str) -> bool:
+            return trial.run(access, ["cat", held]).stdout.startswith(f"{serial} ")
+
+        for serial, seconds in (("1", 250), ("2", 9000)):
+            ask(f"{serial} {seconds} {'ab' * 32} {serial}", end)
+            trial.eventually(partial(answers, serial), f"the answer to request {serial} of a written end in {held}")
+        trial.pull("advance", 200)
+        assert trial.run(access, ["sh", "-c", 'printf "%-31s\\n" "1 300" 1<> "$0"', access.guard]).returncode == 0
+        assert trial.count() == 1, "a machine must not end before its written end"
+        trial.pull("advance", 60)
+        trial.eventually(lambda: trial.count() == 0, "the end of a machine at the earliest end that was written there")
 
     # --- the end ---------------------------------------------------------------------------------------------
 

@@ -24,8 +24,9 @@ are JSON. A refusal has a status of 400 or more and a body such as
 If a machine was made with the same `client_token` before, POST makes nothing and returns that machine. A machine ends
 itself when its `lease` is over, a number of seconds from its creation. To renew the lease, a client writes a serial
 number and a number of seconds into the machine's `lease_file`. The lease then ends that many seconds later, but after
-at most `lease` seconds. A machine never lives longer than `lifetime` seconds; null means no such limit. To run a
-command on a machine, put the words of the machine's `console` in front of the command.
+at most `lease` seconds. A machine never lives longer than `lifetime` seconds; null means no such limit. The file "end"
+beside the lease file brings the end nearer (`skypool.agent.guard`). To run a command on a machine, put the words of the
+machine's `console` in front of the command.
 
 To imitate another provider, subclass `HttpCloud` and override `routes`.
 

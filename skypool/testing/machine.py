@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from skypool.accelerators import Accelerator
+from skypool.agent.guard import END, HELD
 from skypool.devices import Device
 from skypool.safety import removal
 from skypool.wire.transport import Trouble
@@ -34,6 +35,8 @@ _LEASE = "lease"
 """Name of the file in a machine's folder that the client rewrites to keep the machine alive."""
 _INTERRUPTION = "interruption"
 """Name of the file in a machine's folder with the time at which the cloud takes the machine back."""
+_REQUEST = re.compile(r"(\d+) (\d{1,8}) (-|[0-9a-f]+) \1\s*")
+"""Matches a request for an earlier end, as `skypool.agent.guard` writes it."""
 _COMMON = re.compile(
     "PATH|LANG|LANGUAGE|LC_.*|TZ|USER|LOGNAME|SHELL|TMPDIR|LD_LIBRARY_PATH|SSL_CERT_(FILE|DIR)|(?i:.*_proxy)"
 )
@@ -87,18 +90,34 @@ class Heard(NamedTuple):
     seconds: float
 
 
+class AskedEnd(NamedTuple):
+    """A request on a machine that the machine ends in `seconds` at the latest, whatever is asked for later.
+
+    Attributes:
+        serial: the number of the request, for the answer.
+        at: when it was written, in seconds since 1970 on this computer's clock.
+        heir: digest of the heir; "-" for none.
+    """
+
+    serial: str
+    at: float
+    seconds: int
+    heir: str
+
+
 def run_here() -> bool:
     """Return True if fake machines can run as processes on this computer, which requires Linux."""
     return os.path.exists("/proc/self/stat")
 
 
 def create(folder: str) -> None:
-    """Make the folder of a machine, with an empty lease file. The machine does not accept commands yet.
+    """Make the folder of a machine, with empty files for its lease and its end. It does not accept commands yet.
 
     If the folder exists already, its other contents are kept.
     """
     (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # a lost change may have made it
     Path(guard(folder)).write_text(f"{'':<31}\n")  # overwritten in place: see `skypool.drivers.userdata`
+    (Path(folder) / END).write_text(f"{'':<127}\n")
 
 
 def answer(folder: str) -> None:
@@ -126,6 +145,26 @@ def heard(folder: str) -> Heard | None:
         return Heard(text, at, float(text.split()[1]))
     except (OSError, ValueError, IndexError):
         return None
+
+
+def asked_end(folder: str) -> AskedEnd | None:
+    """Return the last request for an earlier end of a machine. Returns None if there is none."""
+    file = Path(folder) / END
+    try:
+        at = file.stat().st_mtime
+        match = _REQUEST.fullmatch(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return None if match is None else AskedEnd(match[1], at, int(match[2]), match[3])
+
+
+def answer_end(folder: str, asked: AskedEnd, left: float, heir: str) -> None:
+    """Answer a request for an earlier end: the machine has `left` seconds, and `heir` is the digest that counts."""
+    file = Path(folder) / HELD
+    if file.parent.exists():
+        new = file.with_suffix(".new")
+        new.write_text(f"{asked.serial} {int(left)} {heir}\n")
+        new.replace(file)
 
 
 def interrupt(folder: str, at: float) -> None:

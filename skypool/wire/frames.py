@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 
 from skypool.errors import ProtocolError, protocol_violation
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 """The version of the protocol. Client and node must have the same version."""
+# 8 (2026-11): There are HANDOVER and HANDED. HELLO may have `heir`, TAKEN `handover`, CALL `attempt`.
 # 7 (2026-11): There are AGREE and STEPS.
 # 6 (2026-11): There are SAVE and SAVED.
 # 4 (2026-11): CALL may have `gang` or `service`. OUTPUT may have `rank` and `label`. WELCOME has `services`. There is
@@ -96,6 +97,8 @@ class Kind(IntEnum):
     SAVED = 27  # a: the state of all folders that are saved
     AGREE = 28  # c: asks how far ranks of a gang are, and proposes or decides the step at which they hear of a notice
     STEPS = 29  # a: how far these ranks are, and the answer to a proposal
+    HANDOVER = 30  # c: a message about the hand-over of a run to its machine; also from others than the node's client
+    HANDED = 31  # a: the state of that hand-over
 
 
 KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}

@@ -855,6 +855,18 @@ def test_a_name_is_written_anew_when_half_of_the_lease_in_it_is_over(
     assert {each.until for each in driver.instances()} == {until}
 
 
+def test_the_name_of_a_single_pod_has_the_time_that_was_written_last(
+    runpod_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is handed over to its machine may end soon after its lease would have."""
+    monkeypatch.setattr("skypool_runpod._RENEWING", 0.0)
+    now = datetime.now(UTC).replace(microsecond=0)
+    rent(runpod_api, replace(order(nodes=(0,)), until=now + timedelta(seconds=600)))
+    for seconds in (900, 700):
+        RunPod().renew("train", until := now + timedelta(seconds=seconds))
+        assert [each.until for each in RunPod().instances()] == [until]
+
+
 def test_pools_that_are_renewed_and_nodes_that_start_share_one_list_of_pods(runpod_api: World) -> None:
     """RunPod allows about 60 requests a minute."""
     runpod_api.delays.starting = 6.0

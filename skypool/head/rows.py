@@ -1,0 +1,105 @@
+"""The row of a run on its machine: the file that says that the run belongs to the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from dataclasses import dataclass
+
+from skypool.errors import SkypoolError
+from skypool.head import messages
+from skypool.head.states import Claim
+
+FILE = "row.json"
+"""The name of the row in the folder of its run."""
+_VERSION = 1
+_MOST = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRow:
+    """A row on the disk. It has no secret.
+
+    Attributes:
+        end: when the machine ends at the latest, in seconds since 1970, by the clock of the machine.
+        heir: the digest of the word by which the runner is known, as from `messages.heir_digest`.
+        written: when the row was written, by the same clock.
+    """
+
+    claim: Claim
+    end: float
+    heir: str
+    written: float
+
+
+def write(folder: str, row: WrittenRow) -> None:
+    """Write the row of a run into its folder, which exists. It stays there through a loss of power.
+
+    The row is written under another name first, so it is whole or absent. A row that is there is not replaced.
+
+    Raises:
+        FileExistsError: there is one.
+        OSError: the row could not be written, and is not there.
+    """
+    path = os.path.join(folder, FILE)
+    new = f"{path}.{secrets.token_hex(4)}"
+    said = {
+        "version": _VERSION,
+        "claim": {"run": row.claim.run, "generation": row.claim.generation},
+        "end": row.end,
+        "heir": row.heir,
+        "written": row.written,
+    }
+    with contextlib.ExitStack() as undo:
+        undo.callback(_remove, new)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(json.dumps(said).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(new, path)
+        try:
+            _sync(folder)
+            _sync(os.path.dirname(os.path.realpath(folder)))  # the folder may be new
+        except OSError:
+            os.unlink(path)
+            raise
+
+
+def read(folder: str) -> WrittenRow | None:
+    """Return the row in the folder of a run; None if there is none.
+
+    Raises:
+        OSError: it cannot be read.
+        SkypoolError: it is not valid.
+    """
+    try:
+        with open(os.path.join(folder, FILE), "rb") as file:
+            data = file.read(_MOST)
+    except FileNotFoundError:
+        return None
+    try:
+        said = json.loads(data)
+        if not isinstance(said, dict):
+            raise TypeError("it is no object")
+        claim = messages.claim(said["claim"])
+        return WrittenRow(claim, float(said["end"]), str(said["heir"]), float(said["written"]))
+    except (KeyError, TypeError, ValueError) as e:
+        raise SkypoolError(
+            f"the file {FILE} in {folder} is not valid: {type(e).__name__}: {e}; it was damaged, so nobody knows "
+            "whether this machine belongs to a run"
+        ) from e
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _sync(folder: str) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

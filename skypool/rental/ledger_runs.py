@@ -1,0 +1,86 @@
+"""The ledger's rows of runs that are handed over to their machines. The functions here work within a transaction."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+
+from skypool import clock
+from skypool.errors import LedgerError, PoolClosed, TakenOver
+from skypool.head.states import Claim, Entry, Ledger, Outcome
+from skypool.head.steps import merged
+from skypool.rental.records import RunRecord, read
+
+Mark = Entry | Callable[[Entry], Entry]
+"""What is written over an entry: another entry, or a function that returns one, called with the present one."""
+
+
+def begin(book: sqlite3.Connection, session: str, claim: Claim, times: tuple[float, float, float], usd: float) -> None:
+    """Record that the process that runs a pool hands its run over. The end of a run that is recorded only comes nearer.
+
+    Args:
+        times: the present time, the written end, and the latest time at which the machine may still be there.
+        usd: the most that the pool may cost in all, in US dollars.
+
+    Raises:
+        LedgerError: the ledger does not have the pool, or has another claim for it.
+        PoolClosed: the pool has ended, or another process is ending it.
+        TakenOver: another process has taken the pool over.
+    """
+    found = read(book, clock.now(), "p.session = ?", session)
+    if not found:
+        raise LedgerError(f"the ledger has no record of this pool any more (session {session}); end it here")
+    (record,) = found
+    if record.ending is not None or record.ended is not None:
+        raise PoolClosed(
+            f"pool {record.pool!r} is being ended by another process, so its run is not handed over; make a new one"
+        )
+    if record.client.pid != os.getpid():  # a host's name may change
+        raise TakenOver(f"pool {record.pool!r} was taken over by {record.client}; go on there, and end this process")
+    now, ends, latest = times
+    old = record.run
+    entry = Entry(Ledger.DETACHING)
+    if old is None:
+        new = RunRecord(claim, entry, now, ends, latest, usd)
+    elif old.claim != claim:
+        raise LedgerError(
+            f"pool {record.pool!r} is of generation {old.claim.generation} of run {old.claim.run!r}, and not of "
+            f"generation {claim.generation} of {claim.run!r}; end it with `skypool down {record.pool}`"
+        )
+    else:
+        nearest = min(ends, old.ends), min(latest, old.latest), min(usd, old.worst_usd)
+        new = RunRecord(claim, merged(old.entry, entry), old.at, *nearest)
+    _write(book, session, new)
+
+
+def mark(book: sqlite3.Connection, session: str, change: Mark, now: float) -> None:
+    """Write over the entry of a run by the rule of `steps.merged`. Do nothing if the pool's run is not handed over.
+
+    `now` is the time since when it is so. If the entry then says that the machine has ended, its account is closed at
+    that time, and the pool is over. A run that was not started is an exception: its client closes the pool.
+    """
+    found = read(book, clock.now(), "p.session = ?", session)
+    old = found[0].run if found else None
+    if old is None:
+        return
+    entry = merged(old.entry, change if isinstance(change, Entry) else change(old.entry))
+    if entry == old.entry:
+        return
+    is_known = entry.outcome is not None and entry.outcome is old.entry.outcome
+    _write(book, session, replace(old, entry=entry, at=old.at if is_known else now))
+    if entry.state is Ledger.ENDED and entry.outcome is not Outcome.NOT_STARTED:
+        end = min(now, old.latest)
+        sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), ?) WHERE session = ? AND ended IS NULL"
+        book.execute(sql, (end, session))
+        sql = "UPDATE orders SET state = 'refused', error = 'its machine has ended' WHERE session = ?"
+        book.execute(f"{sql} AND state = 'intended'", (session,))
+        book.execute("UPDATE pools SET ended = COALESCE(ended, ?) WHERE session = ?", (end, session))
+
+
+def _write(book: sqlite3.Connection, session: str, run: RunRecord) -> None:
+    outcome = None if run.entry.outcome is None else run.entry.outcome.value
+    said = run.claim.run, run.claim.generation, run.entry.state.value, outcome
+    row = session, *said, run.at, run.ends, run.latest, run.worst_usd
+    book.execute(f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(row))})", row)

@@ -1,0 +1,81 @@
+"""`state_of`: the state of a run that was handed over to its machine, as far as the ledger knows it. Asks nobody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from skypool.head.states import Ledger, Outcome
+from skypool.rental.records import Record, RunRecord
+
+Word = Literal["starting", "running", "draining", "ended", "failed", "cancelled", "interrupted", "lost"]
+
+_WORDS: dict[Outcome, tuple[Word, str]] = {
+    Outcome.ENDED: ("ended", "its program has ended by itself"),
+    Outcome.FAILED: ("failed", "its program was lost, and no retry was left"),
+    Outcome.CANCELLED: ("cancelled", "a user has cancelled it"),
+    Outcome.INTERRUPTED: ("interrupted", "its agent has ended, or its machine was rebooted, while it went on"),
+    Outcome.LOST: ("lost", "its machine has ended, and nothing says what the run did"),
+    Outcome.NOT_STARTED: ("failed", "it was not handed over to its machine, so its program was never started"),
+}
+"""The state of a run, and why it has that, by the outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """The state of a run.
+
+    Attributes:
+        word: "starting" before it is known that its machine has taken it over, "running" after that, and "draining"
+            when its written end has come. The others say how it has ended.
+        since: since when, in seconds since 1970.
+        why: reason for the state, and what is not known.
+    """
+
+    word: Word
+    since: float
+    why: str
+
+
+def state_of(record: Record, now: float) -> RunState | None:
+    """Return the state of a pool's run; None for a pool whose run is not handed over.
+
+    `now` is in seconds since 1970, by the wall clock.
+    """
+    run = record.run
+    if run is None:
+        return None
+    if run.entry.outcome is not None:
+        word, why = _WORDS[run.entry.outcome]
+        return RunState(word, run.at, why + _what_is_left(record, run, now))
+    if not run.is_given or record.ended is not None or not record.running:
+        word, why = _WORDS[Outcome.LOST]
+        return RunState(word, record.ended or run.at, why)
+    if now > run.latest:
+        why = "its end is over, and nothing says what it did"
+        return RunState("lost", run.latest, why + _what_is_left(record, run, now))
+    if run.entry.state is Ledger.DETACHED:
+        if now < run.ends:
+            return RunState("running", run.at, f"its machine ends at {_clock(run.ends)} at the latest")
+        return RunState("draining", run.ends, f"its end has come, and its machine ends by {_clock(run.latest)}")
+    if record.client_lives(now):
+        return RunState("starting", run.at, f"{record.client} hands it over to its machine")
+    why = (
+        "its client is gone, and it is not known if its machine had taken it over. If not, the machine ends by "
+        f"{_clock(record.beat + record.lease)}; otherwise it goes on until {_clock(run.ends)} at the latest"
+    )
+    return RunState("starting", run.at, why)
+
+
+def _what_is_left(record: Record, run: RunRecord, now: float) -> str:
+    """Return what is known of the end of the machine of a run that is over; "" if that end is proved."""
+    if not record.running or record.ended is not None:
+        return ""
+    if now <= run.latest:
+        return f"; its machine ends by {_clock(run.latest)}, and `skypool down {record.pool}` ends it now"
+    return "; its machine ends itself, and `skypool gc` proves that it has"
+
+
+def _clock(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,156 @@
+"""`HandingOver`: hands a run over from this process, which has rented its machine, to a runner on that machine.
+
+`head.steps` decides what happens next; this module performs it.
+"""
+
+from __future__ import annotations
+
+import queue
+from typing import Protocol
+
+from skypool.errors import ConnectionLost
+from skypool.head import steps
+from skypool.head.states import (
+    Answered,
+    Begin,
+    Claim,
+    Client,
+    ClientAction,
+    ClientEvent,
+    ClientPhase,
+    Commit,
+    EndMachine,
+    Entry,
+    Interrupt,
+    Overdue,
+    RenewTags,
+    Said,
+    Send,
+    Stage,
+    TagsFailed,
+    TagsRenewed,
+    Tell,
+    ToAgent,
+    WriteLedger,
+)
+from skypool.runs.program_run import await_end, in_thread
+
+_PATIENCE = 5.0
+"""Seconds after which an agent that has not answered is asked again."""
+_MINE = (ClientPhase.OWNER, ClientPhase.MARKING, ClientPhase.PREPARING)
+"""The phases in which there is surely no commit."""
+_DECIDED = (ClientPhase.WATCHING, ClientPhase.OVER)
+
+
+class Owned(Protocol):
+    """A protocol for what this process has of the machine until it is handed over. The methods block."""
+
+    def send(self, message: ToAgent) -> None:
+        """Send a message to the agent. It is lost without a connection."""
+
+    def write(self, entry: Entry) -> None:
+        """Write the entry of the run into the ledger, by the rule of `steps.merged`."""
+
+    def renew_tags(self) -> None:
+        """Renew the machine's tags until the written end. Raises if a provider does not take them."""
+
+    def withhold(self) -> None:
+        """Let nothing in this process end the machine from now on, as it may have another owner."""
+
+    def own_again(self) -> None:
+        """Undo `withhold`, because it is sure that the machine has no other owner."""
+
+    def end(self) -> None:
+        """End the machine. Raises if its end cannot be proved."""
+
+
+class HandingOver:
+    """One hand-over. `run` does it, in a thread of its own, so that a signal never comes between two steps.
+
+    Args:
+        end: seconds from now after which the guard is to end the machine.
+        heir: the word by which the runner will be known.
+
+    Attributes:
+        said: how the hand-over has ended; None before that.
+        why: why it has failed; "" if it has not.
+    """
+
+    def __init__(self, claim: Claim, end: float, heir: str, owned: Owned) -> None:
+        self._state = Client(claim, end, heir)
+        self._owned = owned
+        self._events: queue.SimpleQueue[ClientEvent | ConnectionLost] = queue.SimpleQueue()
+        self.said: Said | None = None
+        self.why = ""
+
+    def hear(self, event: ClientEvent | ConnectionLost) -> None:
+        """Handle what has happened, soon: an event, or that the machine is lost. Any thread may call this."""
+        self._events.put(event)
+
+    def run(self) -> Said:
+        """Hand the run over, and return when it is decided. The first signal cancels the run.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: a second signal came. If it is not decided by then, the machine is left to
+                its runner, or else to its lease.
+            SkypoolError: the machine was to be ended, and its end is not proved.
+        """
+        done = in_thread(self._work, "skypool-hand-over")
+        try:
+            await_end(done)
+        except (KeyboardInterrupt, SystemExit):
+            self.hear(Interrupt())
+            await_end(done)
+        return done.result()
+
+    def _work(self) -> Said:
+        self._step(Begin())
+        while self._state.phase not in _DECIDED and self.said is not Said.UNKNOWN:
+            try:
+                event = self._events.get(timeout=_PATIENCE)
+            except queue.Empty:
+                event = Overdue()
+            if isinstance(event, ConnectionLost):
+                self._lose(event)
+            else:
+                self._step(event)
+        assert self.said is not None
+        return self.said
+
+    def _lose(self, error: ConnectionLost) -> None:
+        """Cancel the run if it is sure that there is no commit. Otherwise leave the machine to its runner or lease."""
+        self.why = str(error)
+        if self._state.phase in _MINE:
+            self._step(Interrupt())
+        elif self.said is None:
+            self.said = Said.UNKNOWN
+
+    def _step(self, event: ClientEvent) -> None:
+        if isinstance(event, Answered) and event.status.stage in (Stage.FAILED, Stage.OTHER):
+            self.why = event.status.why
+        self._state, actions = steps.client(self._state, event)
+        for action in actions:
+            self._perform(action)
+
+    def _perform(self, action: ClientAction) -> None:
+        owned = self._owned
+        match action:
+            case WriteLedger(entry):
+                owned.write(entry)
+            case RenewTags():
+                try:
+                    owned.renew_tags()
+                except Exception as e:  # noqa: BLE001 - whatever it is, the tags would let `gc` end the machine
+                    self.why = f"the tags of the machine could not be renewed: {e}"
+                    self.hear(TagsFailed())
+                else:
+                    self.hear(TagsRenewed())
+            case Send(message):
+                if isinstance(message, Commit):
+                    owned.withhold()
+                owned.send(message)
+            case EndMachine():
+                owned.own_again()
+                owned.end()
+            case Tell(said):
+                self.said = said

@@ -1,0 +1,67 @@
+"""`Needs`: all that a runner needs to own a run. The client makes it, and the agent gives it to each runner's stdin."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field, replace
+
+from skypool.errors import ProtocolError
+from skypool.head.states import Claim
+from skypool.rental.handover import Handover
+from skypool.runs import stored
+from skypool.runs.program_run import ProgramCall
+from skypool.safety import user_folders
+from skypool.shipping import pure_packages
+from skypool.wire.transport import Subprocess
+
+MOST = 15 << 20
+"""The most bytes of packed needs, which travel in one frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a runner needs. It is only ever in memory on the machine, as it may have secrets.
+
+    Attributes:
+        claim: the run, and which of its machines this is.
+        handover: the pool with its only node, as its own machine reaches it.
+        call: the program. Its project and environment are on the machine already.
+        retries: how often the program may be started again after it was lost.
+        folder: the run's folder on the machine; it may begin with "~".
+        saved: the folder on the machine that was to be fetched when the program has ended; "" for none.
+        packages: the libraries of the runner, as from `pure_packages.packed`.
+    """
+
+    claim: Claim
+    handover: Handover = field(repr=False)
+    call: ProgramCall
+    retries: int
+    folder: str
+    saved: str
+    packages: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, claim: Claim, handover: Handover, call: ProgramCall, retries: int, saved: str) -> Needs:
+        """Return the needs of a runner on the only machine of a pool."""
+        [node] = handover.nodes
+        is_here = isinstance(node.access.transport, Subprocess)
+        folder = stored.folder_of(str(user_folders.state()) if is_here else node.access.home, claim)
+        here = replace(node, access=replace(node.access, transport=Subprocess(), env={}))
+        record = replace(handover.record, notes=())  # settings of drivers, of which there are none
+        given = replace(handover, record=record, nodes=(here,))
+        return cls(claim, given, call, retries, folder, saved, pure_packages.packed())
+
+    def packed(self) -> bytes:
+        """Return the needs as bytes, for a process with the same version of skypool."""
+        return pickle.dumps(self)
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Needs:
+        """Return needs that the owner of this machine has packed. Raises ProtocolError for anything else."""
+        try:
+            found = pickle.loads(data)
+        except Exception as e:
+            raise ProtocolError(f"what the runner needs cannot be read: {type(e).__name__}: {e}") from e
+        if not isinstance(found, cls):
+            raise ProtocolError(f"the runner got {type(found).__name__} in place of what it needs")
+        return found

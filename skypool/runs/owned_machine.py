@@ -1,0 +1,66 @@
+"""`OwnedMachine`: what this process has of the machine of a run until it hands the run over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from skypool.compute_pool.compute_pool import ComputePool
+from skypool.errors import ConnectionLost, TakenOver
+from skypool.event_loop import Loop
+from skypool.head import messages
+from skypool.head.states import ClientEvent, Entry, Prepare, ToAgent
+from skypool.rental.run_account import RunAccount
+from skypool.runs.needs import Needs
+from skypool.wire.frames import Kind, frame
+
+
+class OwnedMachine:
+    """The only machine of a pool. It is an `Owned` for `HandingOver`.
+
+    Args:
+        pool: the pool.
+        needs: what the runner needs.
+        account: the run in the ledger and at the provider.
+    """
+
+    def __init__(self, pool: ComputePool, needs: Needs, account: RunAccount) -> None:
+        self._pool, self._needs, self._account = pool, needs, account
+        self._engine = pool._sender.working()
+        [self._node] = pool.nodes
+
+    def follow(self, hear: Callable[[ClientEvent | ConnectionLost], None]) -> None:
+        """Have a function called with what happens, in any thread: answers, new connections, and the machine's loss."""
+        self._engine.takeover.follow(hear)
+
+    def send(self, message: ToAgent) -> None:
+        link = self._engine.connections.links.get(self._node)
+        if link is None:
+            return
+        if isinstance(message, Prepare):
+            header = messages.to_json(replace(message, end=min(message.end, self._account.left)))
+            link.send(frame(Kind.HANDOVER, {**header, "folder": self._needs.folder}, [self._needs.packed()]))
+        else:
+            link.send(frame(Kind.HANDOVER, messages.to_json(message)))
+
+    def write(self, entry: Entry) -> None:
+        self._account.write(entry)
+
+    def renew_tags(self) -> None:
+        self._account.renew_tags()
+
+    def withhold(self) -> None:
+        Loop.shared().call(self._engine.takeover.withhold)
+
+    def own_again(self) -> None:
+        Loop.shared().call(self._engine.takeover.own_again)
+
+    def end(self) -> None:
+        self._pool.stop()
+        if self._engine.rental.there:  # the pool had ended before, and left the machine alone
+            self._engine.end_now()
+
+    def give_up(self) -> None:
+        """Leave the machine to its new owner, or to its lease if there is none. The pool is over in this process."""
+        error = TakenOver(f"the run {self._pool.name} belongs to its machine", self._node)
+        Loop.shared().run(self._engine.takeover.hand_over(error))

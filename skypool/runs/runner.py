@@ -1,0 +1,283 @@
+"""The runner: a process on the machine of a run, which owns the run there. It has no account of a provider.
+
+The agent starts it, and starts it again when it ends. `head.messages` says what they write to each other, and
+`head.steps` decides what the runner does. It reaches the agent as each client does, over the agent's local socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from skypool.calls.futures import CallFuture
+from skypool.compute_pool.compute_pool import ComputePool
+from skypool.errors import CommandFailed, SkypoolError, TakenOver
+from skypool.event_loop import Loop
+from skypool.head import messages, steps
+from skypool.head.states import (
+    AgentSaid,
+    FromRunner,
+    GotNeeds,
+    Outcome,
+    Program,
+    ProgramOver,
+    Runner,
+    RunnerAction,
+    RunnerEvent,
+    RunnerPhase,
+    RunOver,
+    Say,
+    StandsBy,
+    Starts,
+    Stops,
+    Store,
+    Stored,
+    Takes,
+)
+from skypool.pool.states import Phase
+from skypool.runs import stored
+from skypool.runs.needs import Needs
+from skypool.runs.program_run import in_thread
+from skypool.runs.stored import RunStatus
+from skypool.safety import private
+from skypool.shipping import pure_packages
+from skypool.text import one_line
+
+_TURN = 1.0
+"""The most seconds of a turn of the loop."""
+_TO_END = 10.0
+"""Seconds before the end by budget or lifetime at which the program is stopped, so that its end is stored before."""
+_TO_CLOSE = 8.0
+"""Seconds in which the pool is closed after the end."""
+_TO_HEAR = 5.0
+"""Seconds in which the call's own error has come after the agent has said that the program is over."""
+_UNSAID = 10.0
+"""Seconds after the failure of a call in which the agent says that its attempt is over, if it was ever begun."""
+
+
+def start() -> NoReturn:
+    """Be the runner of a run, until that is over or the agent has ended. The agent calls this in a new process."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # whatever prints must not disturb the messages
+    try:
+        needs = Needs.unpacked(messages.read_needs(sys.stdin.buffer.read))
+        pure_packages.admit(needs.packages)
+        RunnerProcess(needs, out).run()
+    except BaseException:  # noqa: BLE001 - the agent reads it in its log, and starts another runner
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # the machine must not be ended as when a client exits
+
+
+class RunnerProcess:
+    """The runner in this process: it drives the state machine, and performs its actions.
+
+    Args:
+        needs: what it needs.
+        out: the file descriptor to which it writes messages for the agent.
+    """
+
+    def __init__(self, needs: Needs, out: int) -> None:
+        self._needs, self._out = needs, out
+        self._folder = private.folder(os.path.expanduser(needs.folder))
+        # its ledger, logs and samples are its own, as on another computer, also where a client has the same home folder
+        os.environ["XDG_STATE_HOME"] = str(self._folder / "state")
+        self._state = Runner(needs.retries)
+        self._events: queue.SimpleQueue[RunnerEvent | BaseException | None] = queue.SimpleQueue()
+        self._works: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._pool: ComputePool | None = None
+        self._running: CallFuture[Any] | None = None
+        self._failed: tuple[float, int] | None = None  # when the call of which attempt has failed
+        self._limit = ""
+        self._moves = 0
+        self._alive_at = 0.0
+
+    def run(self) -> None:
+        """Own the run until it is over. Raises what keeps this process from that: then another one may try it."""
+        for work in (self._hear, self._work):
+            threading.Thread(target=work, name=f"skypool-runner-{work.__name__}", daemon=True).start()
+        self._step(GotNeeds())
+        while self._state.phase is not RunnerPhase.OVER:
+            self._tell_alive()
+            self._look()
+            try:
+                event = self._events.get(timeout=_TURN)
+            except queue.Empty:
+                continue
+            if event is None:  # the agent has ended, and so does all that it has started
+                return
+            if isinstance(event, BaseException):
+                raise event
+            self._step(event)
+        self._close()
+
+    def _step(self, event: RunnerEvent) -> None:
+        self._state, actions = steps.runner(self._state, event)
+        for action in actions:
+            self._perform(action)
+
+    def _perform(self, action: RunnerAction) -> None:
+        """Perform an action, or have a thread perform it, in their order."""
+        match action:
+            case Say(StandsBy() | RunOver() as message):
+                self._write(message)
+            case Say(Takes(heir)):
+                self._works.put(partial(self._take, heir))
+            case Say(Starts(attempt)):
+                self._works.put(partial(self._start, attempt))
+            case Say(Stops()):
+                self._works.put(self._stop)
+            case Store(outcome):
+                self._works.put(partial(self._store, outcome, self._state.attempt))
+
+    # --- the agent -------------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Read what the agent says, until its end."""
+        try:
+            while said := sys.stdin.buffer.readline(messages.MOST_LINE):
+                self._events.put(AgentSaid(messages.to_runner(said)))
+            self._events.put(None)
+        except Exception as e:  # noqa: BLE001 - it ends this process
+            self._events.put(e)
+
+    def _write(self, message: FromRunner | messages.Alive) -> None:
+        data = messages.line(message)
+        while data:
+            data = data[os.write(self._out, data) :]
+
+    def _tell_alive(self) -> None:
+        """Tell the agent that this process lives, and how often the loops have turned that own the run.
+
+        The pool's loop counts its own turns when this one asks it to. So the number stands still if either hangs.
+        """
+        if time.monotonic() < self._alive_at:
+            return
+        self._alive_at = time.monotonic() + messages.ALIVE_EVERY / 2
+        if self._pool is None:
+            self._moved()
+        else:
+            Loop.shared().loop.call_soon_threadsafe(self._moved)
+        self._write(messages.Alive(self._moves))
+
+    def _moved(self) -> None:
+        self._moves += 1
+
+    # --- works, one after the other --------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            while True:
+                self._works.get()()
+        except Exception as e:  # noqa: BLE001 - it ends this process
+            self._events.put(e)
+
+    def _take(self, heir: str) -> None:
+        """Take the machine over as its owner."""
+        self._pool = pool = ComputePool._held(replace(self._needs.handover, heir=heir), console="off")
+        pool._sender.working().limits.for_programs = _TO_END
+
+    def _start(self, attempt: int) -> None:
+        """Start an attempt. What its agent has started before is not started again there."""
+        assert self._pool is not None
+        output = self._output(attempt)
+        private.folder(output)
+        self._running = running = replace(self._needs.call, output=str(output)).sent(self._pool, attempt)
+        running.add_done_callback(partial(self._on_call_end, attempt))
+
+    def _output(self, attempt: int) -> Path:
+        return self._folder / stored.OUTPUT / str(attempt)
+
+    def _on_call_end(self, attempt: int, call: Future[Any]) -> None:
+        if call.cancelled() or call.exception() is not None:
+            self._failed = time.monotonic(), attempt
+
+    def _stop(self) -> None:
+        """Stop the program, also if a former runner has started it."""
+        assert self._pool is not None
+        for each in (self._running, *self._pool.inherited):
+            if each is not None:
+                each.cancel()
+
+    def _store(self, outcome: Outcome, attempts: int) -> None:
+        """Store how the run has ended, unless a former runner has done that."""
+        needs, pool = self._needs, self._pool
+        assert pool is not None
+        why = self._why(outcome)
+        usd = None
+        with contextlib.suppress(SkypoolError):  # its ledger cannot be read
+            usd = pool.receipt.usd
+        found = stored.statuses(self._output(attempts), range(needs.call.procs or 1))
+        status = None if None in found else next(filter(None, found), 0)
+        ended = RunStatus(
+            claim=needs.claim,
+            outcome=outcome,
+            returncode=status if status is None or status >= 0 else 128 - status,
+            attempts=attempts,
+            ended=time.time(),
+            usd=usd,
+            limit=self._limit,
+            why=why,
+            saved=needs.saved,
+        )
+        self._events.put(Stored(stored.store(self._folder, ended).outcome))
+
+    def _why(self, outcome: Outcome) -> str:
+        """Return why the program was not started, or was lost; "" if it was not, or nobody knows."""
+        if self._running is None:
+            return ""
+        try:
+            error = self._running.exception(_TO_HEAR)
+        except (TimeoutError, CancelledError):
+            return ""
+        if error is None or (isinstance(error, CommandFailed) and error.returncode is not None):
+            return ""
+        return one_line(str(error), 1000)
+
+    # --- what nobody says ------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Stop the program before budget or lifetime end the machine. End this process if it has lost the machine."""
+        pool = self._pool
+        if pool is None:
+            return
+        if pool.phase not in ("planned", Phase.READY.value):
+            raise SkypoolError("the runner has lost its machine")
+        engine = pool._begun
+        if engine is None or self._state.phase is not RunnerPhase.OWNER:
+            return
+        if not self._limit and engine.limits.until_stop() <= 0:
+            limits = engine.rental.limits
+            self._limit = "lifetime" if limits.lifetime_left < limits.left() else "budget"
+            self._works.put(self._stop)
+        if self._failed is not None:
+            at, attempt = self._failed
+            if attempt == self._state.attempt and time.monotonic() > at + _UNSAID:  # it has never reached the agent
+                self._failed = None
+                self._step(AgentSaid(ProgramOver(attempt, Program.LOST)))
+
+    def _close(self) -> None:
+        """Close the pool, whose machine the agent ends, within some seconds."""
+        pool = self._pool
+        if pool is None or pool._begun is None:
+            return
+        takeover = pool._begun.takeover
+
+        def close() -> None:
+            Loop.shared().run(takeover.hand_over(TakenOver("the run is over")))
+            pool.stop()
+
+        with contextlib.suppress(TimeoutError, SkypoolError):
+            in_thread(close, "skypool-runner-close").result(_TO_CLOSE)

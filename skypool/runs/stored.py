@@ -1,0 +1,151 @@
+"""What a run leaves on its own machine: its folder there, and the file that says how it has ended.
+
+The folder is outside of that of the agent, which is removed when the agent ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from skypool.errors import SkypoolError
+from skypool.head.states import Claim, Outcome
+from skypool.runs.output_files import END, END_FILE
+from skypool.safety import private
+from skypool.text import one_line
+
+STATUS = "status.json"
+"""The file that says how a run has ended."""
+OUTPUT = "output"
+"""The folder with the output files of each attempt, by its number, and there of each process, by its rank."""
+_VERSION = 1
+_MOST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """The end of a run, as its runner has stored it.
+
+    Attributes:
+        outcome: how it has ended.
+        returncode: the exit status of the program: 128 + n if signal n ended it; None if nobody knows.
+        attempts: the number of times that the program was started.
+        ended: when its runner has stored this, in seconds since 1970, by the clock of the machine.
+        usd: what the run has cost so far, at the last known prices; None if that is not known.
+        limit: what the program was stopped for: "budget" or "lifetime"; "" if it was not.
+        why: why the program has failed, if that is known; "" if not.
+        saved: the folder that was to be fetched, on the machine; "" for none.
+    """
+
+    claim: Claim
+    outcome: Outcome
+    returncode: int | None
+    attempts: int
+    ended: float
+    usd: float | None = None
+    limit: str = ""
+    why: str = ""
+    saved: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"version": _VERSION, **asdict(self), "outcome": self.outcome.value}
+
+    @classmethod
+    def from_json(cls, said: object) -> RunStatus:
+        """Return the status that is in a file. Raises SkypoolError if it is none."""
+        try:
+            if not isinstance(said, dict):
+                raise TypeError("it is no object")
+            claim = said["claim"]
+            return cls(
+                claim=Claim(str(claim["run"]), int(claim["generation"])),
+                outcome=Outcome(said["outcome"]),
+                returncode=None if said["returncode"] is None else int(said["returncode"]),
+                attempts=int(said["attempts"]),
+                ended=float(said["ended"]),
+                usd=None if said["usd"] is None else float(said["usd"]),
+                limit=one_line(str(said["limit"]), 100),
+                why=one_line(str(said["why"]), 1000),
+                saved=str(said["saved"]),
+            )
+        except (KeyError, TypeError, ValueError) as e:
+            raise SkypoolError(
+                f"the status of a run is not valid: {type(e).__name__}: {e}; its file was damaged"
+            ) from e
+
+
+def folder_of(home: str, claim: Claim) -> str:
+    """Return the folder of a run on its machine, below the folder of skypool's files there. It may begin with "~"."""
+    return f"{home}/heads/{claim.run}-{claim.generation}"
+
+
+def store(folder: Path, status: RunStatus) -> RunStatus:
+    """Write the status of a run, unless there is one. Return the one that is there then, also after a loss of power.
+
+    Raises:
+        OSError: it cannot be written.
+        SkypoolError: what is there is not valid.
+    """
+    private.folder(folder)
+    new = folder / f"{STATUS}.{secrets.token_hex(4)}"
+    with contextlib.ExitStack() as undo:
+        undo.callback(new.unlink, missing_ok=True)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(json.dumps(status.to_json()).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):  # a former runner has stored one
+            os.link(new, folder / STATUS)
+    sync(folder)
+    found = stored(folder)
+    assert found is not None
+    return found
+
+
+def stored(folder: Path) -> RunStatus | None:
+    """Return the status of a run in its folder; None if none is stored.
+
+    Raises:
+        OSError: it cannot be read.
+        SkypoolError: it is not valid.
+    """
+    try:
+        data = (folder / STATUS).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        said = json.loads(data) if len(data) <= _MOST else None
+    except ValueError:
+        said = None
+    return RunStatus.from_json(said)
+
+
+def sync(folder: Path) -> None:
+    """Have the names of the files in a folder kept through a loss of power."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def statuses(folder: Path, ranks: Sequence[int]) -> list[int | None]:
+    """Return the exit status of each process of an attempt, below 0 for a signal; None for one that did not end.
+
+    `folder` has the output files of the attempt.
+    """
+    found: list[int | None] = []
+    for rank in ranks:
+        try:
+            data = (folder / str(rank) / END_FILE).read_bytes()
+        except FileNotFoundError:
+            data = b""
+        has_ended, status, _ = END.unpack(data) if len(data) == END.size else (False, 0, 0)
+        found.append(status if has_ended else None)
+    return found

@@ -1,0 +1,175 @@
+"""`skypool run --detach`: the run belongs to its machine when the command returns. Real processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skypool as sky
+from skypool.head.states import Claim, Ledger, Outcome
+from skypool.rental import ledger
+from skypool.rental.records import newest
+from skypool.runs import stored
+from skypool.runs.stored import RunStatus
+from tests.conftest import eventually
+
+WAITS = """import os, time
+open("began", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
+
+
+class Project:
+    """A project and its detached run on this machine.
+
+    Attributes:
+        name: the name of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.name = f"detached-{folder.name}"
+        (folder / "pyproject.toml").write_text(f'[project]\nname = "{self.name}"\nversion = "1"\n')
+        state = os.environ["XDG_STATE_HOME"]
+        self.place = Path(stored.folder_of(f"{state}/skypool", Claim(self.name)))
+
+    def start(self, program: str, *words: str) -> subprocess.Popen[str]:
+        (self.folder / "train.py").write_text(program)
+        argv = [sys.executable, "-m", "skypool", "run", "--local", "--detach", "--name", self.name, *words, "train.py"]
+        return subprocess.Popen(argv, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, program: str, *words: str) -> str:
+        with self.start(program, *words) as process:
+            out, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, out
+        return out
+
+    @property
+    def copy(self) -> Path:
+        """The folder in which the program runs."""
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        [found] = (cache / "skypool" / "runs" / "projects").glob(f"{self.folder.name}-*")
+        return found
+
+    @property
+    def runners(self) -> list[int]:
+        """The processes of its runner."""
+        found = []
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it has ended
+                words = each.read_bytes()
+                if b"skypool.runs.runner" in words and f"/{self.name}.0.".encode() in words:
+                    found.append(int(each.parent.name))
+        return found
+
+    def status(self) -> RunStatus | None:
+        return stored.stored(self.place)
+
+    def output(self, attempt: int = 1) -> bytes:
+        return (self.place / stored.OUTPUT / str(attempt) / "0" / "0").read_bytes()
+
+    def ends(self) -> RunStatus:
+        eventually(lambda: self.status() is not None, 60, "the end of the run")
+        nodes = Path(os.environ["XDG_RUNTIME_DIR"])
+        eventually(lambda: not [*nodes.glob(f"*/{self.name}.*")], 60, "the end of its machine")
+        found = self.status()
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    made = Project(tmp_path / f"p{secrets.token_hex(3)}")
+    yield made
+    driver = sky.Local()
+    driver.terminate(driver.instances(pool=made.name))
+    with contextlib.suppress(ValueError):  # nothing was sent
+        shutil.rmtree(made.copy)
+
+
+def test_a_run_goes_on_after_the_command_has_returned_and_its_machine_ends_with_it(project: Project) -> None:
+    out = project.run(f"{WAITS}print('done'); raise SystemExit(3)", "--max-lifetime", "10m")
+    assert "belongs to its machine now" in out
+    record = newest(ledger.Ledger.here().pools(project.name))
+    assert record is not None
+    assert record.run is not None
+    assert record.run.entry.state is Ledger.DETACHED
+    eventually((project.copy / "began").exists, 60, "the start of the program")
+    assert project.status() is None
+    (project.copy / "go").touch()
+    status = project.ends()
+    assert (status.outcome, status.returncode, status.attempts) == (Outcome.ENDED, 3, 1)
+    assert b"done" in project.output()
+
+
+@pytest.mark.parametrize("words", [(), ("--budget", "1", "--nodes", "2"), ("--budget", "1", "--best-effort")])
+def test_a_run_that_cannot_be_handed_over_is_refused_before_anything_is_rented(
+    words: tuple[str, ...], project: Project
+) -> None:
+    with project.start("", *words) as process:
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 125
+    assert "--detach" in out
+    assert not sky.Local().instances(pool=project.name)
+
+
+def test_a_killed_runner_is_followed_by_another_one_and_the_program_runs_once(project: Project) -> None:
+    project.run(f"{WAITS}open('ran', 'a').write('1')", "--max-lifetime", "10m")
+    eventually((project.copy / "began").exists, 60, "the start of the program")
+    [first] = project.runners
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: project.runners not in ([], [first]), 60, "the next runner")
+    (project.copy / "go").touch()
+    status = project.ends()
+    assert (status.outcome, status.returncode, status.attempts) == (Outcome.ENDED, 0, 1)
+    assert (project.copy / "ran").read_text() == "1"
+
+
+def test_a_program_whose_worker_dies_is_lost_and_the_run_has_failed(project: Project) -> None:
+    project.run("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(600)", "--max-lifetime", "10m")
+    status = project.ends()
+    assert (status.outcome, status.returncode, status.attempts) == (Outcome.FAILED, None, 1)
+    assert "SIGKILL" in status.why
+
+
+@pytest.mark.slow
+def test_a_program_is_stopped_before_its_lifetime_ends_the_machine_and_its_end_is_stored(project: Project) -> None:
+    project.run("import time\ntry:\n    time.sleep(600)\nfinally:\n    print('stopped')", "--max-lifetime", "25s")
+    status = project.ends()
+    assert (status.outcome, status.returncode, status.limit) == (Outcome.CANCELLED, 130, "lifetime")
+    assert b"stopped" in project.output()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 4.0])
+def test_a_client_killed_at_any_moment_of_the_hand_over_leaves_a_run_that_runs_once_or_never(
+    after: float, project: Project
+) -> None:
+    """The delay counts from the time at which the machine is there."""
+    process = project.start("open('ran', 'a').write('1')", "--max-lifetime", "10m")
+    eventually(lambda: sky.Local().instances(pool=project.name), 60, "the machine")
+    time.sleep(after)
+    process.kill()
+    process.communicate()
+    with contextlib.suppress(AssertionError):
+        eventually((project.place / "row.json").exists, 10)
+    if (project.place / "row.json").exists():
+        assert project.ends().outcome is Outcome.ENDED
+        assert (project.copy / "ran").read_text() == "1"
+    else:
+        assert not project.place.exists() or project.status() is None
+        assert not [*project.folder.parent.glob("**/ran")]
+        with contextlib.suppress(ValueError):  # it was not sent
+            assert not (project.copy / "ran").exists()

@@ -1,0 +1,69 @@
+"""A run that belongs to its machine, on a machine that is reached by ssh, while nobody reaches it."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from pathlib import Path
+
+import pytest
+
+import skypool as sky
+from skypool.head.states import Claim, Outcome
+from skypool.runs import stored
+from skypool.runs.run import _Printer
+from skypool.runs.target import Target
+from skypool.runs.whole_run import Asked, WholeRun
+from tests.conftest import eventually
+from tests.lab.machines import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
+
+PROGRAM = """import os, time
+print("began", flush=True)
+time.sleep(8)
+open("ran", "a").write("1")
+print("done " + os.environ["TOKEN"])
+raise SystemExit(3)
+"""
+
+
+def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the_client(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = lab.machine(keys=[lab.public_key])
+    machine.wait_for_ssh()
+    before = set(machine.processes().values())
+    name = f"alone-{secrets.token_hex(3)}"
+    project = tmp_path / name
+    project.mkdir()
+    (project / "train.py").write_text(PROGRAM)
+    monkeypatch.chdir(project)
+    ssh = sky.SSH(
+        hosts=[sky.Host(machine.address, host_key=machine.host_key)], user="root", identity=str(lab.client_key)
+    )
+    token = secrets.token_hex(16)
+    asked = Asked({"provider": ssh}, env={"TOKEN": token}, name=name, max_lifetime=300.0, yes=True, detach=True)
+    whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
+    whole.check()
+    assert whole.run() == 0
+    assert whole.is_detached
+    machine.cut()
+    folder = machine.path(stored.folder_of("/root/.skypool", Claim(name)))
+    eventually(lambda: stored.stored(folder) is not None, 90, "the end of the run")
+    status = stored.stored(folder)
+    assert status is not None
+    assert (status.outcome, status.returncode, status.attempts) == (Outcome.ENDED, 3, 1)
+    assert f"done {token}".encode() in (folder / stored.OUTPUT / "1" / "0" / "0").read_bytes()
+    eventually(lambda: set(machine.processes().values()) == before, 60, "the end of all processes")
+    machine.mend()
+    [copy] = machine.path("/root/.cache/skypool/runs/projects").glob(f"{name}-*")
+    assert (copy / "ran").read_text() == "1"
+    key = lab.client_key.read_bytes().splitlines()[2]
+    shutil.rmtree(folder / stored.OUTPUT)  # what the program printed is its own affair
+    for each in machine.path("/root").rglob("*"):
+        if each.is_file() and not each.is_symlink():
+            data = each.read_bytes()
+            assert key not in data, each
+            assert token.encode() not in data, each
+    machine.destroy()

@@ -1,0 +1,183 @@
+"""The client in a hand-over: what `HandingOver` performs, with the agent's own state machine at the other end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+
+from skypool.errors import ConnectionLost, LedgerError, StillRunning
+from skypool.head import steps
+from skypool.head.states import (
+    Agent,
+    AgentEvent,
+    Answered,
+    Claim,
+    Commit,
+    EndHeld,
+    EndRefused,
+    Entry,
+    GiveEnd,
+    Ledger,
+    Outcome,
+    Prepare,
+    Received,
+    Reply,
+    RowFailed,
+    RowWritten,
+    RunnerSaid,
+    Said,
+    Stage,
+    StandsBy,
+    StartRunner,
+    ToAgent,
+    WriteRow,
+)
+from skypool.runs.handing_over import HandingOver
+
+RUN = Claim("run-1")
+
+
+class Machine:
+    """A machine with an agent, its guard, its disk and its runner. It is what the client owns.
+
+    Args:
+        lost: the messages that are lost at their first try.
+        fails: what fails: "guard", "disk", "tags", "end" or "ledger".
+        loses: the client loses the connection when it sends such a message.
+        waits: the agent does not answer such a message.
+    """
+
+    def __init__(
+        self,
+        *,
+        lost: tuple[type, ...] = (),
+        fails: str = "",
+        loses: type | None = None,
+        waits: type | None = None,
+    ) -> None:
+        self.agent = Agent()
+        self.written: list[Entry] = []
+        self.did: list[str] = []
+        self.asked = threading.Event()
+        self.entry = Entry(Ledger.LIVE)
+        self._lost, self._fails, self._loses, self._waits = [*lost], fails, loses, waits
+        self.handing = HandingOver(RUN, 60.0, "word", self)
+
+    def send(self, message: ToAgent) -> None:
+        self.did.append(type(message).__name__)
+        if type(message) in self._lost:
+            self._lost.remove(type(message))
+            return
+        if self._waits is not None and isinstance(message, self._waits):
+            self.asked.set()
+            return
+        if self._loses is not None and isinstance(message, self._loses):
+            self.handing.hear(ConnectionLost("it is lost"))
+            return
+        self._tell(Received(message))
+
+    def _tell(self, event: AgentEvent) -> None:
+        self.agent, actions = steps.agent(self.agent, event)
+        for action in actions:
+            match action:
+                case GiveEnd():
+                    self._tell(EndRefused() if self._fails == "guard" else EndHeld())
+                case StartRunner(runner):
+                    self._tell(RunnerSaid(runner, StandsBy()))
+                case WriteRow():
+                    self._tell(RowFailed("the disk is full") if self._fails == "disk" else RowWritten())
+                case Reply(status):
+                    self.handing.hear(Answered(status))
+                case _:
+                    pass
+
+    def write(self, entry: Entry) -> None:
+        if self._fails == "ledger":
+            raise LedgerError("the disk is full")
+        self.entry = steps.merged(self.entry, entry)
+
+    def renew_tags(self) -> None:
+        if self._fails == "tags":
+            raise OSError("no network")
+
+    def withhold(self) -> None:
+        self.did.append("withhold")
+
+    def own_again(self) -> None:
+        self.did.append("own again")
+
+    def end(self) -> None:
+        self.did.append("end")
+        if self._fails == "end":
+            raise StillRunning("it may run", [])
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skypool.runs.handing_over._PATIENCE", 0.05)
+
+
+@pytest.mark.parametrize("lost", [(), (Prepare,), (Commit,), (Prepare, Commit)])
+def test_a_run_is_handed_over_also_if_messages_are_lost(lost: tuple[type, ...]) -> None:
+    machine = Machine(lost=lost)
+    assert machine.handing.run() is Said.DETACHED
+    assert machine.agent.stage is Stage.COMMITTED
+    assert machine.entry == Entry(Ledger.DETACHED)
+    assert "end" not in machine.did
+    first = machine.did.index("Commit")
+    assert machine.did[first - 1] == "withhold", "before the commit is asked for, nothing else may end the machine"
+
+
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [("guard", "the guard has not taken"), ("disk", "the disk is full"), ("tags", "could not be renewed: no network")],
+)
+def test_a_machine_is_ended_if_it_is_sure_that_nothing_was_committed(fails: str, why: str) -> None:
+    machine = Machine(fails=fails)
+    assert machine.handing.run() is Said.NOT_STARTED
+    assert why in machine.handing.why
+    assert machine.did[-2:] == ["own again", "end"]
+    assert machine.entry == Entry(Ledger.ENDED, Outcome.NOT_STARTED)
+
+
+def test_a_ledger_that_cannot_be_written_stops_it_before_the_agent_hears_of_it() -> None:
+    machine = Machine(fails="ledger")
+    with pytest.raises(LedgerError):
+        machine.handing.run()
+    assert machine.did == []
+
+
+@pytest.mark.parametrize(("loses", "said"), [(Prepare, Said.NOT_STARTED), (Commit, Said.UNKNOWN)])
+def test_a_machine_that_is_lost_is_ended_only_before_the_commit_was_asked_for(loses: type, said: Said) -> None:
+    machine = Machine(loses=loses)
+    assert machine.handing.run() is said
+    assert machine.handing.why == "it is lost"
+    assert ("end" in machine.did) is (said is Said.NOT_STARTED)
+
+
+@pytest.mark.parametrize(("waits", "end"), [(Prepare, "end"), (Commit, "Abandon")])
+def test_a_signal_cancels_the_run(waits: type, end: str) -> None:
+    """At first at once; when the commit was asked for, only when the agent has said that there is none."""
+    machine = Machine(waits=waits)
+
+    def interrupt() -> None:
+        machine.asked.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    assert machine.handing.run() is Said.NOT_STARTED
+    assert machine.did[-1] == "end"
+    assert end in machine.did
+    assert machine.agent.stage is (Stage.NOTHING if waits is Prepare else Stage.ABANDONED)
+
+
+def test_an_end_that_is_not_proved_is_told_and_not_written() -> None:
+    machine = Machine(fails="end")
+    machine.agent = replace(machine.agent, claim=RUN, stage=Stage.FAILED, why="no guard")
+    with pytest.raises(StillRunning):
+        machine.handing.run()
+    assert machine.entry == Entry(Ledger.DETACHING)

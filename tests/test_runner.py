@@ -1,0 +1,207 @@
+"""A runner: the process that owns a run on its own machine. A real agent starts it, after a real hand-over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skypool as sky
+from skypool.calls.options import Options
+from skypool.errors import ProtocolError
+from skypool.head import messages
+from skypool.head.states import CancelRun, Claim, Outcome, Said, StandsBy
+from skypool.rental.run_account import RunAccount
+from skypool.runs import stored
+from skypool.runs.handing_over import HandingOver
+from skypool.runs.needs import Needs
+from skypool.runs.owned_machine import OwnedMachine
+from skypool.runs.program_run import ProgramCall
+from skypool.runs.stored import RunStatus
+from tests.conftest import eventually
+
+PROGRAM = "import sys; sys.path[:0] = sys.argv[1:]; from skypool.runs.runner import start; start()"
+MOST_MIB = 150
+WAITS = """import os, time
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
+
+
+class Machine:
+    """A node on this machine, with a project.
+
+    Attributes:
+        folder: the folder of its run.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.claim = Claim(f"run-{secrets.token_hex(3)}")
+        self.pool = sky.ComputePool("local", name=self.claim.run, lease=60.0, slots=1, console="off").start()
+        self.project = place / "projects" / "given"
+        self.project.mkdir(parents=True)
+        self.folder = Path()
+
+    def needs(self, script: str, retries: int = 0, procs: int | None = None) -> Needs:
+        (self.project / "train.py").write_text(script)
+        words, places = (sys.executable, "train.py"), {0: (str(self.project), "")}
+        call = ProgramCall(words, places, ".", {"WORD": "hidden"}, "", procs, "")
+        return Needs.of(self.claim, self.pool._handed_over(), call, retries, saved="")
+
+    def hand_over(self, needs: Needs) -> OwnedMachine:
+        """Hand the run over. The connection stays, as of a client that watches."""
+        self.folder = Path(needs.folder)
+        supply = self.pool._sender.working().supply
+        assert supply is not None
+        account = RunAccount(supply, self.claim, 600.0)
+        owned = OwnedMachine(self.pool, needs, account)
+        handing = HandingOver(self.claim, account.left, secrets.token_hex(8), owned)
+        owned.follow(handing.hear)
+        assert handing.run() is Said.DETACHED, handing.why
+        return owned
+
+    @property
+    def runners(self) -> list[int]:
+        found = []
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it has ended
+                words = each.read_bytes()
+                if b"skypool.runs.runner" in words and f"/{self.claim.run}.0.".encode() in words:
+                    found.append(int(each.parent.name))
+        return found
+
+    def begins(self) -> None:
+        """Wait until the program runs."""
+        eventually((self.folder / stored.OUTPUT / "1" / "0" / "end").exists, 60, "the start of the program")
+
+    def ends(self) -> RunStatus:
+        eventually(lambda: stored.stored(self.folder) is not None, 60, "the end of the run")
+        found = stored.stored(self.folder)
+        assert found is not None
+        return found
+
+    def printed(self, attempt: int = 1) -> bytes:
+        return (self.folder / stored.OUTPUT / str(attempt) / "0" / "0").read_bytes()
+
+    def replace_runner(self) -> None:
+        """Kill the runner, and wait for the next one."""
+        [first] = self.runners
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: self.runners not in ([], [first]), 60, "the next runner")
+
+    def end(self) -> None:
+        self.pool.stop()
+        driver = sky.Local()
+        driver.terminate(driver.instances(pool=self.claim.run))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    machine.end()
+
+
+def test_it_runs_the_program_and_keeps_secrets_in_memory_which_it_takes_little_of(machine: Machine) -> None:
+    script = f"{WAITS}print(os.environ['WORD']); open('ran', 'a').write('1'); raise SystemExit(3)"
+    machine.hand_over(machine.needs(script)).give_up()
+    machine.begins()
+    [runner] = machine.runners
+    about = Path("/proc", str(runner))
+    assert b"hidden" not in (about / "environ").read_bytes() + (about / "cmdline").read_bytes()
+    most = next(each for each in (about / "status").read_text().splitlines() if each.startswith("VmHWM:"))
+    assert int(most.split()[1]) < MOST_MIB * 1024
+    files = [each for each in machine.folder.rglob("*") if each.is_file() and stored.OUTPUT not in each.parts]
+    assert len(files) > 2
+    assert not [each for each in files if b"hidden" in each.read_bytes()], "a secret is on the disk"
+    (machine.project / "go").touch()
+    status = machine.ends()
+    assert (status.claim, status.outcome, status.returncode, status.attempts) == (machine.claim, Outcome.ENDED, 3, 1)
+    assert status.usd == 0.0
+    assert b"hidden" in machine.printed()
+    assert (machine.project / "ran").read_text() == "1"
+    eventually(lambda: not machine.runners, 60, "the end of the runner")
+
+
+def test_a_lost_program_is_started_again_as_another_attempt(machine: Machine) -> None:
+    script = "import os, time\nif not os.path.exists('once'):\n    open('once', 'w')\n    os.kill(os.getppid(), 9)\n"
+    machine.hand_over(machine.needs(f"{script}    time.sleep(60)\n", retries=1)).give_up()
+    status = machine.ends()
+    assert (status.outcome, status.returncode, status.attempts) == (Outcome.ENDED, 0, 2)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_user_cancels_the_program_also_if_another_runner_has_started_it(is_restarted: bool, machine: Machine) -> None:
+    script = "import time\nopen('began', 'w').close()\ntry:\n    time.sleep(60)\nfinally:\n    print('interrupted')\n"
+    owned = machine.hand_over(machine.needs(script))
+    eventually((machine.project / "began").exists, 60, "the start of the program")
+    if is_restarted:
+        machine.replace_runner()
+    owned.send(CancelRun(machine.claim))
+    status = machine.ends()
+    assert (status.outcome, status.returncode) == (Outcome.CANCELLED, 130)
+    assert b"interrupted" in machine.printed()
+
+
+def test_a_gang_on_the_node_runs_and_its_first_failure_is_the_status(machine: Machine) -> None:
+    machine.hand_over(machine.needs("import os; raise SystemExit(4 * int(os.environ['RANK']))", procs=2)).give_up()
+    status = machine.ends()
+    assert (status.outcome, status.attempts) == (Outcome.ENDED, 1)
+    assert status.returncode in (4, 130)  # the first rank is stopped if it was slower
+
+
+def test_a_program_that_cannot_be_started_says_why(machine: Machine) -> None:
+    needs = machine.needs("")
+    (machine.project / "train.py").unlink()
+    object.__setattr__(needs.call, "words", ("no-such-program",))
+    machine.hand_over(needs).give_up()
+    status = machine.ends()
+    assert (status.outcome, status.returncode) == (Outcome.ENDED, 127)
+    assert "no-such-program" in status.why
+
+
+def test_a_runner_without_an_agent_ends(machine: Machine) -> None:
+    needs = machine.needs("")
+    [archive] = Path(needs.handover.nodes[0].access.folder).glob("skypool-*.zip")
+    argv = [sys.executable, "-I", "-S", "-c", PROGRAM, str(archive)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(messages.packed_needs(needs.packed()))
+        process.stdin.flush()
+        assert messages.from_runner(process.stdout.readline()) == StandsBy()
+        first = messages.from_runner(process.stdout.readline())
+        assert isinstance(first, messages.Alive)
+        process.stdin.close()
+        assert process.wait(30) == 0
+
+
+def test_each_call_of_an_attempt_names_it_to_the_agent_also_those_of_ranks() -> None:
+    options = Options(output="silent").of_attempt(2).but({"procs": 2})
+    assert '"attempt":2' in options.header
+    assert '"attempt":2' in options.but({"retries": 0, "node": None}).header
+    assert "attempt" not in Options(output="silent").but({"procs": 2}).header
+
+
+def test_what_is_stored_first_stays(tmp_path: Path) -> None:
+    run = Claim("given")
+    first = RunStatus(run, Outcome.ENDED, 0, 1, 100.0)
+    assert stored.store(tmp_path / "run", first) == first
+    assert stored.store(tmp_path / "run", RunStatus(run, Outcome.FAILED, None, 2, 200.0)) == first
+    assert [each.name for each in (tmp_path / "run").iterdir()] == [stored.STATUS]
+
+
+def test_needs_hold_no_secret_in_their_text_and_nothing_else_is_taken_for_them(machine: Machine) -> None:
+    needs = machine.needs("")
+    assert "hidden" not in repr(needs)
+    assert Needs.unpacked(needs.packed()) == needs
+    for each in (b"", b"no", messages.line(StandsBy())):
+        with pytest.raises(ProtocolError):
+            Needs.unpacked(each)
