@@ -121,9 +121,9 @@ class Head:
         said = {"notes": str(self.notes), "socket": str(self.folder / "agent.sock")}
         self.needs = json.dumps(said | {"ranks": ranks, "retries": retries}).encode()
         eventually((self.folder / "keeper.json").exists, 30, "the keeper")
-        self.pid = json.loads((self.folder / "keeper.json").read_text())["pid"]
         self.client = Peer(self, "client")
         self.agent = self.client.gets(Kind.WELCOME)["pid"]
+        self.pid = json.loads((self.folder / "keeper.json").read_text())["pid"]
 
     def tell(self, name: str) -> None:
         (self.notes / name).touch()
