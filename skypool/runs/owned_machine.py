@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.errors import ConnectionLost, TakenOver
@@ -22,10 +22,12 @@ class OwnedMachine:
         pool: the pool.
         needs: what the runner needs.
         account: the run in the ledger and at the provider.
+        keep: the seconds that the machine stays after the run.
     """
 
-    def __init__(self, pool: ComputePool, needs: Needs, account: RunAccount) -> None:
+    def __init__(self, pool: ComputePool, needs: Needs, account: RunAccount, keep: float = 0.0) -> None:
         self._pool, self._needs, self._account = pool, needs, account
+        self._place = messages.Place(needs.folder, keep)
         self._engine = pool._sender.working()
         [self._node] = pool.nodes
 
@@ -39,7 +41,7 @@ class OwnedMachine:
             return
         if isinstance(message, Prepare):
             header = messages.to_json(replace(message, end=min(message.end, self._account.left)))
-            link.send(frame(Kind.HANDOVER, {**header, "folder": self._needs.folder}, [self._needs.packed()]))
+            link.send(frame(Kind.HANDOVER, {**header, **asdict(self._place)}, [self._needs.packed()]))
         else:
             link.send(frame(Kind.HANDOVER, messages.to_json(message)))
 
