@@ -411,7 +411,7 @@ class Access:
         simulated: True if the accelerators are simulated. Drivers are then neither installed nor checked.
         notice: text that the user should read about this access; "" for none.
         guard: path of a file on a machine that ends itself. Each write to it postpones that end. "" if the machine does
-            not end itself in this way.
+            not end itself in this way. If a file "end" is beside it, writes to that bring the end nearer.
         watch: Python source of a program that the agent runs beside the calls, with only the standard library. When the
             provider announces that it takes the machine back, the program prints the time of that as one line, in
             seconds since 1970. "" for none.

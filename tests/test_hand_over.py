@@ -121,9 +121,9 @@ class Head:
         said = {"notes": str(self.notes), "socket": str(self.folder / "agent.sock")}
         self.needs = json.dumps(said | {"ranks": ranks, "retries": retries}).encode()
         eventually((self.folder / "keeper.json").exists, 30, "the keeper")
-        self.pid = json.loads((self.folder / "keeper.json").read_text())["pid"]
         self.client = Peer(self, "client")
         self.agent = self.client.gets(Kind.WELCOME)["pid"]
+        self.pid = json.loads((self.folder / "keeper.json").read_text())["pid"]
 
     def tell(self, name: str) -> None:
         (self.notes / name).touch()
@@ -349,7 +349,19 @@ def test_an_agent_that_is_killed_after_the_commit_leaves_the_row_and_nothing_els
     assert head.lines("stored") == []
 
 
-def test_a_run_that_was_handed_over_before_or_whose_row_cannot_be_written_fails(started: Callable[..., Head]) -> None:
+def test_a_hand_over_fails_if_the_row_cannot_be_written(started: Callable[..., Head]) -> None:
+    head = started()
+    head.run.parent.mkdir(0o700, parents=True)
+    head.run.touch()
+    head.prepare()
+    head.client.until(Stage.READY)
+    head.client.say(Commit(CLAIM))
+    assert "cannot write down that it has the run" in head.client.until(Stage.FAILED).why
+    assert head.client.asks(Commit(CLAIM)).stage is Stage.FAILED
+    assert head.lines("ran") == []
+
+
+def test_a_run_that_was_handed_over_before_is_not_handed_over_again(started: Callable[..., Head]) -> None:
     head = started()
     head.run.mkdir(0o700, parents=True)
     rows.write(str(head.run), rows.WrittenRow(CLAIM, 1.0, "0" * 64, 1.0))

@@ -69,7 +69,8 @@ In the agent's process:
 - `own_name`: makes the host name resolve to the right address.
 - `monitor`: measures the node and its calls, and runs the process that measures devices.
 - `mover_watch`: runs the mover, the process that saves folders to buckets.
-- `hand_over`: hands a run over from the client to a runner on this machine; `runner_watch`: starts and watches that.
+- `ownership`: who owns the machine; `hand_over`: hands a run over from the client to a runner on the machine;
+  `runner_watch`: starts and watches the runner.
 - `shared_page`: memory of agent, keeper and workers, which shows which worker runs which call.
 
 In a worker's process:
@@ -120,6 +121,7 @@ __all__ = [
     "output_stream",
     "own_name",
     "own_notices",
+    "ownership",
     "packages",
     "packets",
     "processes",

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skypool.agent import messages, node_facts
 from skypool.agent.batch import Batch, frame_of_ends
@@ -27,13 +27,12 @@ from skypool.agent.capture import captured
 from skypool.agent.client_session import Client
 from skypool.agent.failed_calls import Answers
 from skypool.agent.gang_steps import GangSteps
-from skypool.agent.guard import Guard
-from skypool.agent.hand_over import HandOver
 from skypool.agent.items import Items
 from skypool.agent.lease import Lease
 from skypool.agent.messages import call_in, is_large
 from skypool.agent.mover_watch import MoverWatch
 from skypool.agent.notice import Lookout
+from skypool.agent.ownership import Ownership
 from skypool.agent.packages import Packages
 from skypool.agent.packets import PACKET
 from skypool.agent.shared_page import SharedPage
@@ -49,6 +48,10 @@ from skypool.errors import ProtocolError, SkypoolError, SpoolFull, UsageError, p
 from skypool.gangs.environment import Member
 from skypool.wire import codec
 from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, End, Frame, Kind, end_of, ends_in, parse_frame
+
+if TYPE_CHECKING:
+    from skypool.agent.guard import Guard
+    from skypool.agent.hand_over import HandOver
 
 _TICK = 0.1
 """Seconds between two checks of things that no file descriptor reports, such as the lease and timeouts."""
@@ -113,8 +116,8 @@ class Agent:
             self._on_resumed,
             self._arrivals.clear,
             self._kept,
-            lambda hello: self._hand_over.refusal(hello),
-            lambda f, connection: self._hand_over.on_other(f, connection),
+            lambda hello: self._ownership.refusal(hello),
+            lambda f, connection: self._ownership.on_other(f, connection),
         )
         self._unacknowledged = self._client.unacknowledged
         self._status = Status(plan, self._slots, self._queue, self._client, self._watch)
@@ -134,19 +137,26 @@ class Agent:
         self._keeper = os.getppid()
         self._lease = Lease(config.lease, config.lifetime, config.guard)
         self._stop_notice = StopNotice(page, config.lease)
-        self._hand_over = HandOver(
-            self._watch,
-            self._clock,
-            self._client,
-            self._lease,
-            self._handlers,
-            self._queue,
-            self._stops,
-            self._answers,
-            self._arrivals,
-            guard or Guard(config.guard, page),
-            runner,
-        )
+
+        def hand_over() -> HandOver:
+            from skypool.agent.guard import Guard
+            from skypool.agent.hand_over import HandOver
+
+            return HandOver(
+                self._watch,
+                self._clock,
+                self._client,
+                self._lease,
+                self._handlers,
+                self._queue,
+                self._stops,
+                self._answers,
+                self._arrivals,
+                guard or Guard(config.guard, page),
+                runner,
+            )
+
+        self._ownership = Ownership(hand_over)
 
     # --- the loop --------------------------------------------------------------------------------------------
 
@@ -249,7 +259,7 @@ class Agent:
         self._lookout.tick(now)
         self._status.measure(now)
         self._mover.tick(now, is_idle=not self._calls)
-        self._hand_over.tick(now)
+        self._ownership.tick(now)
         self._gang_steps.tick(now)
         self._packages.tick()
         self._kept.let_go(time.monotonic())  # `now` stands still while the agent is paused
@@ -274,7 +284,7 @@ class Agent:
         if self._lease.lingers and self._status.works():
             self._lease.worked()
         reserve = self._stop_notice.steady(self._mover.reserve(self.config.lease))
-        self.page.end = self._lease.renew(self._hand_over.heard(self._client.heard) + self._clock.paused, reserve)
+        self.page.end = self._lease.renew(self._ownership.heard(self._client.heard) + self._clock.paused, reserve)
         self.page.deadline = self.page.end - reserve
         self._stop_notice.look(self.page.deadline, reserve, self._lease.why)
 
@@ -309,7 +319,7 @@ class Agent:
             Kind.NOTICE: lambda f: self._slots.notify(*messages.notice_in(f)),
             Kind.AGREE: lambda f: self._gang_steps.agree(messages.agree_in(f)),
             Kind.SAVE: lambda f: self._mover.order(messages.order_in(f), self._stops.cancel_all),
-            Kind.HANDOVER: lambda f: self._hand_over.on_frame(f),
+            Kind.HANDOVER: lambda f: self._ownership.on_frame(f),
             Kind.BYE: self._on_bye,
         }
 
@@ -343,7 +353,7 @@ class Agent:
             self._store.wait_no_more()
         if (linger := messages.linger_in(hello)) is not None:
             self._lease.linger(*linger)
-        self._hand_over.on_accepted(hello)
+        self._ownership.on_accepted(hello)
         calls = [*self._calls, *self._unacknowledged.calls]
         self._named.keep_only(calls)
         return {

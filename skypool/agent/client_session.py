@@ -225,11 +225,14 @@ class Client:
             self._on_gone()
         return connection
 
-    def reply(self, connection: Connection, buffers: list[Buffer]) -> bool:
-        """Send a small frame over any connection, as far as it takes that now. Return False if it is closed."""
+    def reply(self, connection: Connection, buffers: list[Buffer]) -> None:
+        """Send a small frame over any connection, as far as it takes that now. Does nothing if it is closed."""
         if connection in self._holders:
             connection.send(buffers)
             self.flush(connection)
+
+    def is_open(self, connection: Connection) -> bool:
+        """Return True if a connection is not closed."""
         return connection in self._holders
 
     @property

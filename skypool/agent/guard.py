@@ -159,6 +159,7 @@ class Guard:
                     return is_heir or _refused("the guard of this machine holds the end of another heir")
                 yield
         finally:
+            fcntl.flock(folder, fcntl.LOCK_UN)  # a worker that was forked meanwhile has the folder open, too
             os.close(folder)
         return _refused(f"the guard of this machine has not taken its end within {self._patience:g} s{trouble}")
 

@@ -202,8 +202,8 @@ class HandOver:
         """Handle a frame of a connection that is not the accepted client's. Return False if it must not send that."""
         if f.kind is Kind.HANDOVER:
             message = messages.to_agent(f.header)
-            if connection not in self._watchers:
-                self._watchers.append(connection)
+            self._watchers = [each for each in self._watchers if each is not connection and self._client.is_open(each)]
+            self._watchers.append(connection)
             self._step(Received(message, from_owner=False), connection)
         elif connection is not self._former:
             return False
@@ -223,9 +223,9 @@ class HandOver:
             return
         if type(number) is not int:
             raise protocol_violation(f"the runner sent a call of the attempt {number!r}")
+        member = member_in(f)
         self._step(RunnerSaid(self._state.runner, Starts(number)))
         attempt = self._attempt
-        member = member_in(f)
         local, processes = (0, 1) if member is None else (member.local, member.of)
         is_allowed = (
             attempt is not None
@@ -320,8 +320,8 @@ class HandOver:
         if self._asker is None:
             to = [*self._watchers, *([] if self._state.is_committed else [self._client.connection])]
         for each in to:
-            if each is not None and not self._client.reply(each, frame(Kind.HANDED, header)):
-                self._watchers = [other for other in self._watchers if other is not each]
+            if each is not None:
+                self._client.reply(each, frame(Kind.HANDED, header))
 
     def _on_commit(self) -> None:
         """Obey the runner from now on, and not the client any more."""

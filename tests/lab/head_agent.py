@@ -43,8 +43,8 @@ def answers() -> Generator[None, None, bool]:
 if __name__ == "__main__":
     given = json.loads(CONFIG)
     os.chdir(given["folder"])
-    own = {"guard": FileGuard(given["guard"], SharedPage(0))} if GUARD else {}
-    agent.Agent = partial(agent.Agent, runner=RUNNER, **own)  # type: ignore[assignment, misc]
+    own = FileGuard(given["guard"], SharedPage(0)) if GUARD else None
+    agent.Agent = partial(agent.Agent, guard=own, runner=RUNNER)  # type: ignore[assignment, misc]
     words = os.open("last-words", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     keeper.start(given, words)
     os.wait()
