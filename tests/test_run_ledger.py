@@ -14,17 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import skypool as sky
+from skypool.cli.top_survey import Answer, view_of
 from skypool.drivers.contract import Abilities
 from skypool.errors import AccessError, BudgetExceeded, LedgerError, PoolClosed, ProviderError, TakenOver, UsageError
 from skypool.head.states import Claim, Entry, Outcome
 from skypool.head.states import Ledger as State
 from skypool.head.steps import merged, seen, seen_ended
+from skypool.model import Instance
 from skypool.processes import Process
 from skypool.rental import gc, ledger_damage, ledger_schema, supply
 from skypool.rental.ledger import Ledger
-from skypool.rental.records import RunRecord
+from skypool.rental.records import Record, RunRecord
 from skypool.rental.run_account import ENDING, RunAccount
 from skypool.rental.run_state import state_of
 from skypool.runs.ends_here import note_ends
@@ -279,7 +283,7 @@ def test_a_writer_that_is_killed_leaves_whole_entries(ledger: Ledger, process: S
 def test_a_name_is_taken_while_its_run_has_a_machine(ledger: Ledger, entry: Entry) -> None:
     begun(ledger)
     ledger.mark("train", entry)
-    with pytest.raises(UsageError, match="a run called 'train' (goes on on its machine|is over, and its machine may)"):
+    with pytest.raises(UsageError, match=r"a run called 'train' (goes on on its machine|is over, and its machine may)"):
         ledger.begin("train", "next", lease=600)
     with pytest.raises(UsageError, match="belongs to its machine, or was just given to it, so no process can take"):
         ledger.adopt("train")
@@ -416,6 +420,30 @@ def test_gc_ends_a_run_after_its_end_and_not_before(
     assert record.run.entry == Entry(State.ENDED, Outcome.LOST)
 
 
+@given(
+    entry=st.builds(Entry, st.sampled_from([State.DETACHING, State.DETACHED]), st.sampled_from([None, *Outcome])),
+    client=st.sampled_from([Process.this(), replace(Process.this(), birth="another")]),
+    ending=st.none() | st.just(0.0),
+    beat=st.floats(-9000, 0),
+    tag=st.none() | st.floats(-9000, 9000),
+    renews=st.booleans(),
+    later=st.floats(-3600, 3600),
+)
+def test_no_machine_is_lost_before_the_end_of_its_run_and_each_one_after_it(
+    entry: Entry, client: Process, ending: float | None, beat: float, tag: float | None, renews: bool, later: float
+) -> None:
+    end = 1e9
+    run = RunRecord(CLAIM, entry, end - 3600, end - ENDING, end, 1.0)
+    known = Record("p", "s", client, end - 3600, end + beat, 600.0, None, ending, None, "", (), (), (), run=run)
+    until = None if tag is None else datetime.fromtimestamp(end + tag, UTC)
+    machine = Instance("fake", "i-1", "p", 0, token="s-0", until=until)
+    ((_, verdict, _),) = gc.judged([machine], renews, [known], end + later)
+    if later <= gc.GRACE:
+        assert verdict == "live"
+    elif until is None or tag is None or tag + gc.GRACE < later:
+        assert verdict == ("live" if known.client_lives(end + later) else "lost")
+
+
 def test_gc_closes_a_run_that_ended_early_and_removes_what_it_leaves_at_once(cloud: FakeCloud) -> None:
     handed(cloud)
     passed(cloud, 900.0)
@@ -465,7 +493,8 @@ def test_the_end_that_a_run_has_stored_on_this_computer_is_recorded(cloud: FakeC
     store(folder, status)
     note_ends(Ledger.here())
     run = run_of(Ledger.here(), record_of().session)
-    assert (run.entry, run.at) == (Entry(State.DETACHED, Outcome.FAILED), pytest.approx(status.ended))
+    assert run.entry == Entry(State.DETACHED, Outcome.FAILED)
+    assert run.at == pytest.approx(status.ended)
     with pytest.raises(UsageError, match="is over, and its machine may still be there"):
         rented(cloud)
     Ledger.here().mark(record_of().session, lambda entry: seen_ended(entry, None))
@@ -555,6 +584,15 @@ def test_a_run_whose_client_died_in_between_says_what_is_not_known(ledger: Ledge
     later = state_of(record, time.time() + 4000)
     assert later is not None
     assert later.word == "lost"
+
+
+def test_top_shows_the_state_of_a_run_and_why(ledger: Ledger) -> None:
+    begun(ledger)
+    ledger.mark("train", Entry(State.DETACHED))
+    (record,) = ledger.pools()
+    view = view_of(record, Answer(), time.time())
+    assert (view.state, view.nodes, view.left) == ("running", 1, None)
+    assert "its machine ends at" in view.notes[0]
 
 
 def test_every_entry_has_a_state(ledger: Ledger) -> None:

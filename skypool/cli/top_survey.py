@@ -21,6 +21,7 @@ from skypool.errors import SkypoolError
 from skypool.observers import client
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record, newest
+from skypool.rental.run_state import state_of
 
 EVERY = 1.0
 """Seconds between two rounds in which the ledger is read and owners are asked."""
@@ -92,10 +93,10 @@ def view_of(record: Record, answer: Answer, now: float) -> PoolView:
     `now` is in seconds since 1970.
     """
     is_run = record.state(now) in ("live", "ending")
-    receipt = record.receipt(now)
+    receipt, run = record.receipt(now), state_of(record, now)
     from_ledger = PoolView(
         record=record,
-        state=record.state(now),
+        state=record.state(now) if run is None else run.word,
         left=max(0.0, record.lasts - now) if record.state(now) == "left" else None,
         usd=receipt.usd,
         usd_per_hour=receipt.usd_per_hour,
@@ -105,7 +106,7 @@ def view_of(record: Record, answer: Answer, now: float) -> PoolView:
         waiting=None,
         done=None,
         said=None,
-        notes=tuple(explanations(record, now)),
+        notes=(*(() if run is None else (run.why,)), *explanations(record, now)),
     )
     said = answer.said
     if not is_run or (said is None and not answer.trouble):
