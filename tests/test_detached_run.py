@@ -211,7 +211,11 @@ def test_a_rented_machine_stays_for_its_time_after_the_run_and_then_ends_itself(
         assert status.usd is not None
         assert status.usd > 0.0
         assert b"done" in (place / stored.OUTPUT / "1" / "0" / "0").read_bytes()
-        assert cloud.count() == 1, "it stays"
-        eventually(lambda: not [each for each in cloud.instances(pool=name) if each.state != "ended"], 60, "its end")
+
+        def machines() -> list[str]:
+            return [each.id for each in cloud.instances(pool=name) if each.state != "ended"]
+
+        assert len(machines()) == 1, "it stays"
+        eventually(lambda: not machines(), 60, "its end")
         reaper.terminate_all([cloud], name, ledger.Ledger.here())
         assert cloud.count() == 0
