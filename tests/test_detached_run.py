@@ -219,3 +219,25 @@ def test_a_rented_machine_stays_for_its_time_after_the_run_and_then_ends_itself(
         eventually(lambda: not machines(), 60, "its end")
         reaper.terminate_all([cloud], name, ledger.Ledger.here())
         assert cloud.count() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
+def test_ctrl_c_at_any_moment_of_the_hand_over_ends_the_machine_or_cancels_the_run(
+    after: float, project: Project
+) -> None:
+    """The delay counts from the time at which the machine is there. Later, the command has returned."""
+    process = project.start("import time; open('ran', 'a').write('1'); time.sleep(20)", "--max-lifetime", "10m")
+    eventually(lambda: sky.Local().instances(pool=project.name), 60, "the machine")
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    if process.returncode == 0:
+        assert "belongs to its machine now" in out
+        assert project.ends().outcome is Outcome.ENDED
+    elif (project.place / "row.json").exists():
+        assert project.ends().outcome is Outcome.CANCELLED
+    else:
+        eventually(lambda: not sky.Local().instances(pool=project.name), 10, "the end of the machine")
+        with contextlib.suppress(ValueError):  # it was not sent
+            assert not (project.copy / "ran").exists()

@@ -624,6 +624,11 @@ class WholeRun:
             self.is_detached = True
             tell.detached(pool.name, account.left, needs.folder)
             return 0
+        if said is Said.INTERRUPTED:
+            raise SkypoolError(
+                f"run {pool.name} has ended as soon as its machine had it, as skypool's processes there have ended; "
+                f"what is left is in {needs.folder} there, and `skypool down {pool.name}` ends the machine"
+            )
         raise SkypoolError(
             f"it is not known whether run {pool.name} belongs to its machine: {handing.why}; the machine ends in "
             f"{span(account.left)} at the latest, and `skypool ps` shows what is there"
