@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -11,16 +12,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import skypool as sky
+from skypool.errors import UsageError
 from skypool.head.states import Claim, Ledger, Outcome
-from skypool.rental import ledger
+from skypool.rental import ledger, reaper
 from skypool.rental.records import newest
 from skypool.runs import stored
+from skypool.runs.run import _Printer
 from skypool.runs.stored import RunStatus
+from skypool.runs.target import Target
+from skypool.runs.whole_run import Asked, WholeRun
+from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
 
 WAITS = """import os, time
@@ -112,6 +119,9 @@ def test_a_run_goes_on_after_the_command_has_returned_and_its_machine_ends_with_
     status = project.ends()
     assert (status.outcome, status.returncode, status.attempts) == (Outcome.ENDED, 3, 1)
     assert b"done" in project.output()
+    said = subprocess.run([sys.executable, "-m", "skypool", "ps", "--json"], capture_output=True, check=True)
+    [run] = [each["run"] for each in json.loads(said.stdout) if each["pool"] == project.name]
+    assert run["state"] == "ended"
 
 
 @pytest.mark.parametrize("words", [(), ("--budget", "1", "--nodes", "2"), ("--budget", "1", "--best-effort")])
@@ -171,5 +181,63 @@ def test_a_client_killed_at_any_moment_of_the_hand_over_leaves_a_run_that_runs_o
     else:
         assert not project.place.exists() or project.status() is None
         assert not [*project.folder.parent.glob("**/ran")]
+        with contextlib.suppress(ValueError):  # it was not sent
+            assert not (project.copy / "ran").exists()
+
+
+def test_a_rented_machine_stays_for_its_time_after_the_run_and_then_ends_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "SETTLING", 0.5)
+    project = tmp_path / f"p{secrets.token_hex(3)}"
+    project.mkdir()
+    (project / "train.py").write_text("print('done')")
+    monkeypatch.chdir(project)
+    name = f"kept-{secrets.token_hex(3)}"
+    with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0)]) as cloud:
+        asked = Asked({"provider": cloud}, name=name, budget=20.0, detach=True)
+        with pytest.raises(UsageError, match=r"stays after the run, and costs 36 USD an hour, as by keep"):
+            WholeRun(Target.of(["train.py"]), asked, _Printer()).check()
+        assert cloud.count() == 0
+        whole = WholeRun(Target.of(["train.py"]), replace(asked, keep=6.0), _Printer())
+        whole.check()
+        assert whole.run() == 0
+        assert whole.is_detached
+        [place] = (tmp_path / "cloud").glob(f"machines/*/home/.skypool/heads/{name}-1")
+        eventually(lambda: stored.stored(place) is not None, 60, "the end of the run")
+        status = stored.stored(place)
+        assert status is not None
+        assert (status.outcome, status.returncode) == (Outcome.ENDED, 0)
+        assert status.usd is not None
+        assert status.usd > 0.0
+        assert b"done" in (place / stored.OUTPUT / "1" / "0" / "0").read_bytes()
+
+        def machines() -> list[str]:
+            return [each.id for each in cloud.instances(pool=name) if each.state != "ended"]
+
+        assert len(machines()) == 1, "it stays"
+        eventually(lambda: not machines(), 60, "its end")
+        reaper.terminate_all([cloud], name, ledger.Ledger.here())
+        assert cloud.count() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
+def test_ctrl_c_at_any_moment_of_the_hand_over_ends_the_machine_or_cancels_the_run(
+    after: float, project: Project
+) -> None:
+    """The delay counts from the time at which the machine is there. Later, the command has returned."""
+    process = project.start("import time; open('ran', 'a').write('1'); time.sleep(20)", "--max-lifetime", "10m")
+    eventually(lambda: sky.Local().instances(pool=project.name), 60, "the machine")
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    if process.returncode == 0:
+        assert "belongs to its machine now" in out
+        assert project.ends().outcome is Outcome.ENDED
+    elif (project.place / "row.json").exists():
+        assert project.ends().outcome is Outcome.CANCELLED
+    else:
+        eventually(lambda: not sky.Local().instances(pool=project.name), 10, "the end of the machine")
         with contextlib.suppress(ValueError):  # it was not sent
             assert not (project.copy / "ran").exists()

@@ -14,6 +14,7 @@ from skypool.head import steps
 from skypool.head.states import (
     Agent,
     AgentEvent,
+    AgentGone,
     Answered,
     Claim,
     Commit,
@@ -22,6 +23,7 @@ from skypool.head.states import (
     Entry,
     GiveEnd,
     Ledger,
+    MachineGone,
     Outcome,
     Prepare,
     Received,
@@ -64,6 +66,7 @@ class Machine:
         self.did: list[str] = []
         self.asked = threading.Event()
         self.entry = Entry(Ledger.LIVE)
+        self.left: AgentGone | MachineGone | None = None
         self._lost, self._fails, self._loses, self._waits = [*lost], fails, loses, waits
         self.handing = HandingOver(RUN, 60.0, "word", self)
 
@@ -109,6 +112,9 @@ class Machine:
 
     def own_again(self) -> None:
         self.did.append("own again")
+
+    def look(self) -> AgentGone | MachineGone | None:
+        return self.left
 
     def end(self) -> None:
         self.did.append("end")
@@ -156,6 +162,25 @@ def test_a_machine_that_is_lost_is_ended_only_before_the_commit_was_asked_for(lo
     machine = Machine(loses=loses)
     assert machine.handing.run() is said
     assert machine.handing.why == "it is lost"
+    assert ("end" in machine.did) is (said is Said.NOT_STARTED)
+
+
+@pytest.mark.parametrize(
+    ("left", "said", "entry"),
+    [
+        (AgentGone(has_row=False), Said.NOT_STARTED, Entry(Ledger.ENDED, Outcome.NOT_STARTED)),
+        (AgentGone(has_row=True), Said.INTERRUPTED, Entry(Ledger.DETACHED, Outcome.INTERRUPTED)),
+        (AgentGone(has_row=True, stored=Outcome.ENDED), Said.DETACHED, Entry(Ledger.DETACHED, Outcome.ENDED)),
+        (MachineGone(), Said.UNKNOWN, Entry(Ledger.ENDED, Outcome.LOST)),
+    ],
+)
+def test_what_is_left_of_a_lost_machine_tells_whether_there_was_a_commit(
+    left: AgentGone | MachineGone, said: Said, entry: Entry
+) -> None:
+    machine = Machine(loses=Commit)
+    machine.left = left
+    assert machine.handing.run() is said
+    assert machine.entry == entry
     assert ("end" in machine.did) is (said is Said.NOT_STARTED)
 
 

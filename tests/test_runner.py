@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +18,9 @@ import pytest
 import skypool as sky
 from skypool.calls.options import Options
 from skypool.errors import ProtocolError
-from skypool.head import messages
-from skypool.head.states import CancelRun, Claim, Outcome, Said, StandsBy
+from skypool.head import messages, rows
+from skypool.head.states import CancelRun, Claim, Commit, Outcome, Said, StandsBy, ToAgent
+from skypool.model import Instance
 from skypool.rental.run_account import RunAccount
 from skypool.runs import stored
 from skypool.runs.handing_over import HandingOver
@@ -25,7 +28,8 @@ from skypool.runs.needs import Needs
 from skypool.runs.owned_machine import OwnedMachine
 from skypool.runs.program_run import ProgramCall
 from skypool.runs.stored import RunStatus
-from tests.conftest import eventually
+from skypool.safety import private
+from tests.conftest import children, eventually
 
 PROGRAM = "import sys; sys.path[:0] = sys.argv[1:]; from skypool.runs.runner import start; start()"
 MOST_MIB = 150
@@ -33,6 +37,11 @@ WAITS = """import os, time
 while not os.path.exists("go"):
     time.sleep(0.02)
 """
+
+
+def keeper_of(instance: Instance) -> int:
+    pid: int = json.loads(Path(instance.detail["folder"], "keeper.json").read_text())["pid"]
+    return pid
 
 
 class Machine:
@@ -57,6 +66,11 @@ class Machine:
 
     def hand_over(self, needs: Needs) -> OwnedMachine:
         """Hand the run over. The connection stays, as of a client that watches."""
+        said, why, owned = self.try_to_hand_over(needs)
+        assert said is Said.DETACHED, why
+        return owned
+
+    def try_to_hand_over(self, needs: Needs) -> tuple[Said, str, OwnedMachine]:
         self.folder = Path(needs.folder)
         supply = self.pool._sender.working().supply
         assert supply is not None
@@ -64,8 +78,7 @@ class Machine:
         owned = OwnedMachine(self.pool, needs, account)
         handing = HandingOver(self.claim, account.left, secrets.token_hex(8), owned)
         owned.follow(handing.hear)
-        assert handing.run() is Said.DETACHED, handing.why
-        return owned
+        return handing.run(), handing.why, owned
 
     @property
     def runners(self) -> list[int]:
@@ -148,6 +161,32 @@ def test_a_user_cancels_the_program_also_if_another_runner_has_started_it(is_res
     status = machine.ends()
     assert (status.outcome, status.returncode) == (Outcome.CANCELLED, 130)
     assert b"interrupted" in machine.printed()
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_an_agent_that_dies_at_the_commit_leaves_a_row_that_tells_whether_there_was_one(
+    is_committed: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = OwnedMachine.send
+
+    def kill_then(owned: OwnedMachine, message: ToAgent) -> None:
+        """The agent dies in place of taking the commit, or when it has written the row and before it can say so."""
+        if isinstance(message, Commit):
+            [keeper] = [keeper_of(each) for each in sky.Local().instances(pool=machine.claim.run)]
+            [agent] = children(keeper)
+            if is_committed:
+                rows.write(str(private.folder(machine.folder)), rows.WrittenRow(machine.claim, 1e10, "0", time.time()))
+            os.kill(agent, signal.SIGKILL)
+        send(owned, message)
+
+    monkeypatch.setattr(OwnedMachine, "send", kill_then)
+    said, _, owned = machine.try_to_hand_over(machine.needs(""))
+    if is_committed:
+        assert said is Said.INTERRUPTED
+        owned.give_up()
+    else:
+        assert said is Said.NOT_STARTED
+    assert not machine.runners
 
 
 def test_a_gang_on_the_node_runs_and_its_first_failure_is_the_status(machine: Machine) -> None:

@@ -27,6 +27,7 @@ _OWN = frozenset({
     "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
     "--save", "--data", "--disk", "--on-notice", "--budget", "--best-effort", "--max-price", "--max-lifetime",
     "--linger", "--dry-run", "--detach",
+    "--keep",
 })  # fmt: skip
 """Options of skypool that few programs have."""
 
@@ -168,6 +169,10 @@ def run(
         bool,
         typer.Option("--detach", help="Hand the run over to its machine, and return: needs a budget or a lifetime."),
     ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option("--keep", help="With --detach: how long the machine stays after the run, with its output: 1h."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent and rented, and end.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Send a large project unasked.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
@@ -202,7 +207,7 @@ def run(
             rent, nodes, procs, packages or (), _variables(env or ()), secret or (), include or (),
             folders, name, budget, _duration("--max-lifetime", max_lifetime), yes,
             _duration("--linger", linger), new, node, best_effort, buckets, complete or (), place,
-            sources, on_notice, detach,
+            sources, on_notice, detach, _duration("--keep", keep),
         )  # fmt: skip
         whole = WholeRun(target, asked, tell)
         _tell_options(words, tell)

@@ -267,6 +267,9 @@ class Json(Lines):
     def stays(self, pool: str, seconds: float, usd_per_hour: float) -> None:
         self._tell("stays", pool=pool, seconds=round(seconds, 3), usd_per_hour=usd_per_hour)
 
+    def detached(self, pool: str, seconds: float, folder: str) -> None:
+        self._tell("detached", pool=pool, seconds=round(seconds, 3), folder=folder)
+
     def starts(self, pool: str, boot: float, environment: float, usd: float | None) -> None:
         boot, environment = round(boot, 3), round(environment, 3)
         self._tell("start", pool=pool, boot_seconds=boot, environment_seconds=environment, usd=usd)

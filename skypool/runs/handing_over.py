@@ -11,6 +11,7 @@ from typing import Protocol
 from skypool.errors import ConnectionLost
 from skypool.head import steps
 from skypool.head.states import (
+    AgentGone,
     Answered,
     Begin,
     Claim,
@@ -22,6 +23,7 @@ from skypool.head.states import (
     EndMachine,
     Entry,
     Interrupt,
+    MachineGone,
     Overdue,
     RenewTags,
     Said,
@@ -62,6 +64,9 @@ class Owned(Protocol):
 
     def end(self) -> None:
         """End the machine. Raises if its end cannot be proved."""
+
+    def look(self) -> AgentGone | MachineGone | None:
+        """Look what has become of a machine whose connection was given up. Return None if that is not sure."""
 
 
 class HandingOver:
@@ -118,12 +123,16 @@ class HandingOver:
         return self.said
 
     def _lose(self, error: ConnectionLost) -> None:
-        """Cancel the run if it is sure that there is no commit. Otherwise leave the machine to its runner or lease."""
+        """Cancel the run if it is sure that there is no commit. Otherwise look, or leave the machine to its owner."""
         self.why = str(error)
         if self._state.phase in _MINE:
             self._step(Interrupt())
         elif self.said is None:
-            self.said = Said.UNKNOWN
+            found = self._owned.look()
+            if found is None:
+                self.said = Said.UNKNOWN
+            else:
+                self._step(found)
 
     def _step(self, event: ClientEvent) -> None:
         if isinstance(event, Answered) and event.status.stage in (Stage.FAILED, Stage.OTHER):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, field, replace
 
-from skypool.errors import ProtocolError
+from skypool.errors import ProtocolError, UsageError
 from skypool.head.states import Claim
 from skypool.rental.handover import Handover
 from skypool.runs import stored
@@ -14,7 +14,7 @@ from skypool.safety import user_folders
 from skypool.shipping import pure_packages
 from skypool.wire.transport import Subprocess
 
-MOST = 15 << 20
+_MOST = 15 << 20
 """The most bytes of packed needs, which travel in one frame."""
 
 
@@ -52,8 +52,17 @@ class Needs:
         return cls(claim, given, call, retries, folder, saved, pure_packages.packed())
 
     def packed(self) -> bytes:
-        """Return the needs as bytes, for a process with the same version of skypool."""
-        return pickle.dumps(self)
+        """Return the needs as bytes, for a process with the same version of skypool.
+
+        Raises UsageError if they are too large for a message.
+        """
+        data = pickle.dumps(self)
+        if len(data) > _MOST:
+            raise UsageError(
+                f"the run's command line and variables have {len(data):,} bytes, and its machine takes {_MOST:,}; write "
+                "what is large into a file of the project"
+            )
+        return data
 
     @classmethod
     def unpacked(cls, data: bytes) -> Needs:

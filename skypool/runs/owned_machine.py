@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from skypool.compute_pool.compute_pool import ComputePool
-from skypool.errors import ConnectionLost, TakenOver
+from skypool.errors import ConnectionLost, SkypoolError, TakenOver
 from skypool.event_loop import Loop
-from skypool.head import messages
-from skypool.head.states import ClientEvent, Entry, Prepare, ToAgent
+from skypool.head import messages, rows
+from skypool.head.states import AgentGone, ClientEvent, Entry, MachineGone, Prepare, ToAgent
 from skypool.rental.run_account import RunAccount
+from skypool.runs import stored
 from skypool.runs.needs import Needs
+from skypool.runs.stored import RunStatus
+from skypool.shipping import package_zip
 from skypool.wire.frames import Kind, frame
+from skypool.wire.transport import Errand
+
+_TO_LOOK = 30.0
+"""Seconds in which a machine has said what is there."""
+_NO_ROW, _ROW = "no row", "row"
+_LOOK = f"""left=20
+while [ -e {{agent}} ]; do
+    [ $left -gt 0 ] || exit 3
+    left=$((left - 1))
+    sleep 1
+done
+if [ -e {{row}} ]; then
+    echo {_ROW}
+    cat {{status}} 2>/dev/null
+else
+    echo {_NO_ROW}
+fi
+true
+"""
+"""Waits until no agent runs, whose keeper then removes its folder, and looks for the row and the stored end of the run."""
 
 
 class OwnedMachine:
@@ -22,10 +47,12 @@ class OwnedMachine:
         pool: the pool.
         needs: what the runner needs.
         account: the run in the ledger and at the provider.
+        keep: the seconds that the machine stays after the run.
     """
 
-    def __init__(self, pool: ComputePool, needs: Needs, account: RunAccount) -> None:
+    def __init__(self, pool: ComputePool, needs: Needs, account: RunAccount, keep: float = 0.0) -> None:
         self._pool, self._needs, self._account = pool, needs, account
+        self._place = messages.Place(needs.folder, keep)
         self._engine = pool._sender.working()
         [self._node] = pool.nodes
 
@@ -39,7 +66,7 @@ class OwnedMachine:
             return
         if isinstance(message, Prepare):
             header = messages.to_json(replace(message, end=min(message.end, self._account.left)))
-            link.send(frame(Kind.HANDOVER, {**header, "folder": self._needs.folder}, [self._needs.packed()]))
+            link.send(frame(Kind.HANDOVER, {**header, **asdict(self._place)}, [self._needs.packed()]))
         else:
             link.send(frame(Kind.HANDOVER, messages.to_json(message)))
 
@@ -59,6 +86,28 @@ class OwnedMachine:
         self._pool.stop()
         if self._engine.rental.there:  # the pool had ended before, and left the machine alone
             self._engine.end_now()
+
+    def look(self) -> AgentGone | MachineGone | None:
+        instance = self._engine.life.state.instance_of(self._node)
+        access, _ = self._engine.connections.ways[self._node]
+        folder = package_zip.shell_path(self._place.folder)
+        script = _LOOK.format(
+            agent=package_zip.shell_path(access.folder), row=f"{folder}/{rows.FILE}", status=f"{folder}/{stored.STATUS}"
+        )
+        try:
+            errand = Errand(access.transport.argv(["sh", "-c", script]), b"")
+            status, said, _ = errand.result(time.monotonic() + _TO_LOOK)
+            if status == 0 and said.startswith((_NO_ROW, _ROW)):
+                text = said.partition("\n")[2].strip()
+                found = RunStatus.from_json(json.loads(text)).outcome if text else None
+                return AgentGone(has_row=said.startswith(_ROW), stored=found)
+        except (OSError, ValueError, SkypoolError):  # it cannot be reached, or the status is damaged
+            pass
+        supply = self._engine.supply
+        try:
+            return MachineGone() if supply is not None and supply.is_gone(instance) else None
+        except Exception:  # noqa: BLE001 - then the provider cannot say it, whatever its driver has raised
+            return None
 
     def give_up(self) -> None:
         """Leave the machine to its new owner, or to its lease if there is none. The pool is over in this process."""

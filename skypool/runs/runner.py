@@ -50,7 +50,7 @@ from skypool.runs import stored
 from skypool.runs.needs import Needs
 from skypool.runs.program_run import in_thread
 from skypool.runs.stored import RunStatus
-from skypool.safety import private
+from skypool.safety import private, removal, user_folders
 from skypool.shipping import pure_packages
 from skypool.text import one_line
 
@@ -186,6 +186,8 @@ class RunnerProcess:
 
     def _take(self, heir: str) -> None:
         """Take the machine over as its owner."""
+        # the ledger of a former runner, which may say that the pool has ended; all that counts is in the needs
+        removal.remove(user_folders.state() / "ledger")
         self._pool = pool = ComputePool._held(replace(self._needs.handover, heir=heir), console="off")
         pool._sender.working().limits.for_programs = _TO_END
 
@@ -201,7 +203,7 @@ class RunnerProcess:
         return self._folder / stored.OUTPUT / str(attempt)
 
     def _on_call_end(self, attempt: int, call: Future[Any]) -> None:
-        if call.cancelled() or call.exception() is not None:
+        if not call.cancelled() and call.exception() is not None:
             self._failed = time.monotonic(), attempt
 
     def _stop(self) -> None:

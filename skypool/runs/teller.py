@@ -177,9 +177,12 @@ class Teller(ABC):
         spent = f"{_price(usd)} before your first line"
         self.note(f"start    pool {pool}: boot {span(boot)}, environment {span(environment)}, {spent}")
 
-    def detached(self, pool: str, seconds: float) -> None:
-        """Tell that the run belongs to its machine now, and after how long that ends in any case."""
-        self.note(f"detached pool {pool} belongs to its machine now, which ends within {span(seconds)}")
+    def detached(self, pool: str, seconds: float, folder: str) -> None:
+        """Tell that the run belongs to its machine now, after how long that ends in any case, and the folder there."""
+        self.note(
+            f"detached run {pool} belongs to its machine now, which ends within {span(seconds)}; its output and its "
+            f"end are in {folder} there; `skypool ps` shows it, and `skypool down {pool}` ends it"
+        )
 
     def stage(self, text: str) -> None:
         """Note what the run waits for from now on, "" for nothing. It is told if it takes longer than 3 seconds."""

@@ -86,6 +86,7 @@ class Asked:
             folder.
         on_notice: the signal for the program when its machine ends soon: "TERM", "USR1", "none", or "" for the default.
         detach: True to hand the run over to its machine, and return as soon as it belongs to that.
+        keep: with `detach`, the seconds that the machine stays after the run, with its output and what it has saved.
         complete: what is written last into a checkpoint, as `ComputePool` takes it.
         name: the name of the pool; None for one from the program's name.
         budget: the most USD that the run may cost.
@@ -119,6 +120,7 @@ class Asked:
     data: Mapping[str, str | Bucket] = field(default_factory=dict[str, "str | Bucket"])
     on_notice: str = ""
     detach: bool = False
+    keep: float | None = None
 
     @property
     def is_gang(self) -> bool:
@@ -156,6 +158,9 @@ class WholeRun:
             raise UsageError(f"{tell.option('new')} is for runs whose machines stay; add {stay}")
         if asked.detach:
             self._check_detach()
+        elif asked.keep is not None:
+            keep, detach = tell.option("keep", "1h"), tell.option("detach")
+            raise UsageError(f"{keep} is for runs that belong to their machine; add {detach}, or leave it out")
         self._secrets = secret_values.found(asked.secrets, target.project.root, tell.option("secrets"))
         tell.hide(self._secrets)
         self._rent: dict[str, Any] = {}
@@ -209,10 +214,11 @@ class WholeRun:
                 raise UsageError(f"{what} has {each.hosts} hosts, and {detach} takes a run on one node; leave it out")
             if each.trust != "full":
                 raise UsageError(f"{what} is a machine of a stranger, to whom no run is given; leave {detach} out")
-            if each.usd_per_hour and self._save:
+            if each.usd_per_hour and self._asked.keep is None:
                 raise UsageError(
-                    f"what the program writes into {self._save} would be lost with its machine, as nothing fetches it "
-                    f"after {detach}; keep it in a bucket, or leave {detach} out"
+                    f"how the run ends, what it prints and what it saves are on its machine alone, and lost with it: "
+                    f"say how long {what} stays after the run, and costs {each.usd_per_hour:g} USD an hour, as by "
+                    f"{self._tell.option('keep', '1h')}"
                 )
         if self._buckets:
             raise UsageError(
@@ -605,7 +611,7 @@ class WholeRun:
         account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST))
         needs = Needs.of(claim, pool._handed_over(), call, 0, saved)
         tell.stage("the machine, which takes the run over")
-        owned = OwnedMachine(pool, needs, account)
+        owned = OwnedMachine(pool, needs, account, self._asked.keep or 0.0)
         handing = HandingOver(claim, account.left, secrets.token_urlsafe(32), owned)
         owned.follow(handing.hear)
         said = handing.run()
@@ -616,8 +622,13 @@ class WholeRun:
         owned.give_up()
         if said is Said.DETACHED:
             self.is_detached = True
-            tell.detached(pool.name, account.left)
+            tell.detached(pool.name, account.left, needs.folder)
             return 0
+        if said is Said.INTERRUPTED:
+            raise SkypoolError(
+                f"run {pool.name} has ended as soon as its machine had it, as skypool's processes there have ended; "
+                f"what is left is in {needs.folder} there, and `skypool down {pool.name}` ends the machine"
+            )
         raise SkypoolError(
             f"it is not known whether run {pool.name} belongs to its machine: {handing.why}; the machine ends in "
             f"{span(account.left)} at the latest, and `skypool ps` shows what is there"
