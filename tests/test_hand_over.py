@@ -412,3 +412,22 @@ def test_an_owner_that_is_gone_or_stands_still_extends_no_lease(started: Callabl
         time.sleep(0.1)
     head.is_gone()
     assert head.lines("stored") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["hang", "stuck"])
+def test_a_runner_that_is_silent_or_stands_still_for_a_minute_is_followed_by_another_one(
+    how: str, started: Callable[..., Head]
+) -> None:
+    head = started(lease=200.0)
+    head.commit()
+    head.ran()
+    head.tell(how)
+    began = time.monotonic()
+    eventually(partial(has_ended, head.runners()[0]), 120, "the end of the runner")
+    assert time.monotonic() - began > 55
+    (head.notes / how).unlink()
+    head.tell("go")
+    assert head.client.until(Stage.OVER, 60).outcome is Outcome.ENDED
+    assert head.lines("ran") == ["1 0"]
+    assert len(head.runners()) == 2

@@ -84,9 +84,9 @@ def watched(loop: Loop) -> Iterator[Callable[[str], RunnerWatch]]:
 
     yield watch
     for each in made:
-        if each.pid:
+        while each.pid:
             os.kill(each.pid, signal.SIGKILL)
-            os.waitpid(each.pid, 0)
+            loop.turn(each)
 
 
 def test_it_gets_its_needs_and_then_what_it_is_told(loop: Loop, watched: Watched, tmp_path: Path) -> None:

@@ -193,6 +193,39 @@ def test_a_value_that_will_never_be_whole_is_sent_no_further_and_tears_no_frame(
     theirs.close()
 
 
+def test_a_connection_that_is_to_send_no_more_values_finishes_a_frame_without_their_files() -> None:
+    ours, theirs = socket.socketpair()
+    fd = ours.detach()
+    connection = Connection(fd, fd, lambda fd, events: None)
+    spool_ = Unacknowledged(value_storage.SpareMemory())
+    spool_.connection = connection
+    data = os.urandom(4 << 20)
+    blob = memory_with(data)
+    spool_.begin(7, 0, blob)
+    spool_.add(7, 0, [encode(Kind.OUTCOME, {"id": 7})], whole=True)
+    connection.flush()  # until the socket is full, in the middle of a piece
+    connection.abandon_all()
+    os.ftruncate(blob.fd, 0)
+    connection.send([encode(Kind.HANDED, {})], call=7)
+    got, last = b"", None
+    decoder = Decoder()
+    theirs.setblocking(False)
+    while last is not Kind.HANDED:
+        connection.flush()
+        with contextlib.suppress(BlockingIOError):
+            while n := theirs.recv_into(decoder.space()):
+                for f in decoder.advance(n):
+                    last = f.kind
+                    got += f.body
+    assert 0 < len(got) < len(data)
+    assert data.startswith(got)
+    assert decoder.pending == 0
+    spool_.connection = None
+    spool_.acknowledge([7], 0)
+    connection.close()
+    theirs.close()
+
+
 def test_items_that_are_sent_again_and_were_there_already_are_sent_no_further() -> None:
     ours, theirs = socket.socketpair()
     fd = ours.detach()
