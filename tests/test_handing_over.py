@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from skypool.errors import ConnectionLost, LedgerError, StillRunning
 from skypool.head import steps
 from skypool.head.states import (
+    Abandon,
     Agent,
     AgentEvent,
     AgentGone,
@@ -35,6 +37,7 @@ from skypool.head.states import (
     Stage,
     StandsBy,
     StartRunner,
+    Status,
     ToAgent,
     WriteRow,
 )
@@ -66,12 +69,16 @@ class Machine:
         self.did: list[str] = []
         self.asked = threading.Event()
         self.entry = Entry(Ledger.LIVE)
+        self.on_commit: Callable[[], None] | None = None
         self.left: AgentGone | MachineGone | None = None
         self._lost, self._fails, self._loses, self._waits = [*lost], fails, loses, waits
         self.handing = HandingOver(RUN, 60.0, "word", self)
 
     def send(self, message: ToAgent) -> None:
         self.did.append(type(message).__name__)
+        if isinstance(message, Commit) and self.on_commit is not None:
+            self.on_commit()
+            return
         if type(message) in self._lost:
             self._lost.remove(type(message))
             return
@@ -194,7 +201,9 @@ def test_a_signal_cancels_the_run(waits: type, end: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    assert machine.handing.run() is Said.NOT_STARTED
+    with pytest.raises(KeyboardInterrupt):
+        machine.handing.run()
+    assert machine.handing.said is Said.NOT_STARTED
     assert machine.did[-1] == "end"
     assert end in machine.did
     assert machine.agent.stage is (Stage.NOTHING if waits is Prepare else Stage.ABANDONED)
@@ -206,3 +215,20 @@ def test_an_end_that_is_not_proved_is_told_and_not_written() -> None:
     with pytest.raises(StillRunning):
         machine.handing.run()
     assert machine.entry == Entry(Ledger.DETACHING)
+
+
+def test_a_signal_that_comes_when_the_run_was_just_committed_has_its_runner_cancel_it() -> None:
+    machine = Machine(waits=Abandon)
+
+    def interrupt() -> None:
+        machine.asked.wait()
+        machine.handing.hear(Answered(Status(RUN, Stage.COMMITTED)))
+        machine.handing.hear(Answered(Status(RUN, Stage.OVER, is_cancelled=True, outcome=Outcome.CANCELLED)))
+
+    machine.on_commit = lambda: os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        machine.handing.run()
+    assert machine.handing.said is Said.DETACHED
+    assert machine.entry == Entry(Ledger.DETACHED)
+    assert machine.did[-2:] == ["Abandon", "CancelRun"]

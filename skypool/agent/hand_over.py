@@ -358,7 +358,10 @@ class HandOver:
                 folder = private.folder(os.path.expanduser(self._place.folder))
                 rows.write(str(folder), rows.WrittenRow(row.claim, self._end, digest, time.time()))
             except FileExistsError:
-                why = f"generation {row.claim.generation} of run {row.claim.run} was handed over to this machine before"
+                why = (
+                    f"generation {row.claim.generation} of run {row.claim.run} was handed over to this machine before; "
+                    f"use another name, or remove {self._place.folder} there"
+                )
             except (OSError, SkypoolError) as e:
                 why = f"the machine cannot write down that it has the run: {e}"
         self._events.appendleft((RowFailed(why) if why else RowWritten(), None))  # told to all

@@ -85,8 +85,10 @@ class HandingOver:
         self._state = Client(claim, end, heir)
         self._owned = owned
         self._events: queue.SimpleQueue[ClientEvent | ConnectionLost] = queue.SimpleQueue()
+        self._is_cancelled = False
         self.said: Said | None = None
         self.why = ""
+        self._done = in_thread(self._work, "skypool-hand-over")  # before a signal may come between start and wait
 
     def hear(self, event: ClientEvent | ConnectionLost) -> None:
         """Handle what has happened, soon: an event, or that the machine is lost. Any thread may call this."""
@@ -96,20 +98,22 @@ class HandingOver:
         """Hand the run over, and return when it is decided. The first signal cancels the run.
 
         Raises:
-            KeyboardInterrupt, SystemExit: a second signal came. If it is not decided by then, the machine is left to
-                its runner, or else to its lease.
+            KeyboardInterrupt, SystemExit: a signal came. The machine has ended, or its runner has cancelled the run.
+                After a second signal, the machine is left to its runner, or else to its lease.
             SkypoolError: the machine was to be ended, and its end is not proved.
         """
-        done = in_thread(self._work, "skypool-hand-over")
         try:
-            await_end(done)
+            self.hear(Begin())
+            await_end(self._done)
         except (KeyboardInterrupt, SystemExit):
             self.hear(Interrupt())
-            await_end(done)
-        return done.result()
+            await_end(self._done)
+            self._done.result()  # raises what has failed
+            if self._is_cancelled:  # otherwise the signal came too late
+                raise
+        return self._done.result()
 
     def _work(self) -> Said:
-        self._step(Begin())
         while self._state.phase not in _DECIDED and self.said is not Said.UNKNOWN:
             try:
                 event = self._events.get(timeout=_PATIENCE)
@@ -126,7 +130,7 @@ class HandingOver:
         """Cancel the run if it is sure that there is no commit. Otherwise look, or leave the machine to its owner."""
         self.why = str(error)
         if self._state.phase in _MINE:
-            self._step(Interrupt())
+            self._apply(Interrupt())
         elif self.said is None:
             found = self._owned.look()
             if found is None:
@@ -137,6 +141,10 @@ class HandingOver:
     def _step(self, event: ClientEvent) -> None:
         if isinstance(event, Answered) and event.status.stage in (Stage.FAILED, Stage.OTHER):
             self.why = event.status.why
+        self._is_cancelled |= isinstance(event, Interrupt)
+        self._apply(event)
+
+    def _apply(self, event: ClientEvent) -> None:
         self._state, actions = steps.client(self._state, event)
         for action in actions:
             self._perform(action)

@@ -59,8 +59,8 @@ class Needs:
         data = pickle.dumps(self)
         if len(data) > _MOST:
             raise UsageError(
-                f"the run's command line and variables have {len(data):,} bytes, and its machine takes {_MOST:,}; write "
-                "what is large into a file of the project"
+                f"the run's command line and variables have {len(data):,} bytes, and its machine takes {_MOST:,}; "
+                "write what is large into a file of the project"
             )
         return data
 

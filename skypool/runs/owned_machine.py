@@ -37,7 +37,7 @@ else
 fi
 true
 """
-"""Waits until no agent runs, whose keeper then removes its folder, and looks for the row and the stored end of the run."""
+"""Waits until no agent runs, whose keeper then removes its folder, and looks for the row and the run's stored end."""
 
 
 class OwnedMachine:

@@ -217,7 +217,6 @@ class RunnerProcess:
         """Store how the run has ended, unless a former runner has done that."""
         needs, pool = self._needs, self._pool
         assert pool is not None
-        why = self._why(outcome)
         usd = None
         with contextlib.suppress(SkypoolError):  # its ledger cannot be read
             usd = pool.receipt.usd
@@ -231,12 +230,12 @@ class RunnerProcess:
             ended=time.time(),
             usd=usd,
             limit=self._limit,
-            why=why,
+            why=self._why(),
             saved=needs.saved,
         )
         self._events.put(Stored(stored.store(self._folder, ended).outcome))
 
-    def _why(self, outcome: Outcome) -> str:
+    def _why(self) -> str:
         """Return why the program was not started, or was lost; "" if it was not, or nobody knows."""
         if self._running is None:
             return ""
