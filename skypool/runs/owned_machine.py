@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib.resources import files
 
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.errors import ConnectionLost, SkypoolError, TakenOver
@@ -22,22 +23,9 @@ from skypool.wire.transport import Errand
 
 _TO_LOOK = 30.0
 """Seconds in which a machine has said what is there."""
+_LOOK = (files("skypool.runs") / "scripts" / "look.sh").read_text("utf-8")
 _NO_ROW, _ROW = "no row", "row"
-_LOOK = f"""left=20
-while [ -e {{agent}} ]; do
-    [ $left -gt 0 ] || exit 3
-    left=$((left - 1))
-    sleep 1
-done
-if [ -e {{row}} ]; then
-    echo {_ROW}
-    cat {{status}} 2>/dev/null
-else
-    echo {_NO_ROW}
-fi
-true
-"""
-"""Waits until no agent runs, whose keeper then removes its folder, and looks for the row and the run's stored end."""
+"""The first line of what it prints."""
 
 
 class OwnedMachine:
@@ -90,10 +78,12 @@ class OwnedMachine:
     def look(self) -> AgentGone | MachineGone | None:
         instance = self._engine.life.state.instance_of(self._node)
         access, _ = self._engine.connections.ways[self._node]
-        folder = package_zip.shell_path(self._place.folder)
-        script = _LOOK.format(
-            agent=package_zip.shell_path(access.folder), row=f"{folder}/{rows.FILE}", status=f"{folder}/{stored.STATUS}"
-        )
+        named = {
+            "agent": access.folder,
+            "row": f"{self._place.folder}/{rows.FILE}",
+            "status": f"{self._place.folder}/{stored.STATUS}",
+        }
+        script = "".join(f"{name}={package_zip.shell_path(path)}\n" for name, path in named.items()) + _LOOK
         try:
             errand = Errand(access.transport.argv(["sh", "-c", script]), b"")
             status, said, _ = errand.result(time.monotonic() + _TO_LOOK)
