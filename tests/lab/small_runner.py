@@ -3,8 +3,9 @@
 `small_runner.py ROOT`. The fields of the needs: `notes`, the folder with all files named here; `socket`, that of the
 agent; `retries` and `ranks`. At each step it appends a line to the file `journal`. If there is a file `die-STEP`, it
 removes it and kills itself there. With a file `hang`, it says nothing any more, and with a file `stuck`, its loop
-stands still. With a file `again`, it asks for its calls back, and sends them again. The program appends a line to the
-file `ran`, and waits for the file `go`; see `program`.
+stands still. With a file `again`, it asks for its calls back, and sends them again; with a file
+`bye`, it says that the machine is to end. The program appends a line to the file `ran`, and waits for the file `go`;
+see `program`.
 """
 
 from __future__ import annotations
@@ -147,6 +148,9 @@ class SmallRunner:
                 case Say(Starts(attempt)):
                     self.at("before-Starts")
                     self.start(attempt)
+                    if (self.notes / "bye").exists():
+                        assert self.link is not None
+                        self.link.sendall(b"".join(frame(Kind.BYE, {})))
                     self.at("after-Starts")
                 case Say(Stops()):
                     assert self.link is not None
