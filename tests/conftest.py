@@ -54,7 +54,7 @@ hear_signals()
 LONGEST = """
     aws runpod ssh save run slots gcp_compute gcp_tpu container gangs replay recording vastai rental image_lab
     bad_luck prove hostile_nodes verda second_user_ports quote first_hour services troubleshooting slices bundle
-    recipes userdata pauses bootstrap spot driver_kit joblib resize remote aws_prove executor lab least_billed
+    recipes userdata pauses guard bootstrap spot driver_kit joblib resize remote aws_prove executor lab least_billed
     gce_pools nets lab_tpu guides gcp_groups observers network_check image_script house cli_shell lab_aws
     vastai_pools pool ledger large tpu_pools jupyter own_name mixed lab_gce tracebacks full_disk darwin
     driver_contract trust broadcast paid_examples aws_permissions runpod_pools published forward gcp_prices reaper
@@ -68,7 +68,7 @@ LONGEST_SLOW = """
     gcs aws_failover gce_pools vastai_pools tpu_pools verda_pools replay runpod_pools remote dask skypilot_aws prove
     aws_prove fuzz recording files_lab guides stacks prove_labs driver_kit gcp_permissions awscli ssh linger
     troubleshooting gangs nets libcloud_ec2 bad_luck gcp_groups slots recipes google_tpu observers rental otlp
-    image_script gcp_tpu image_lab network_check libcloud_gce hostile_nodes house handover
+    image_script gcp_tpu image_lab guard network_check libcloud_gce hostile_nodes house handover
 """.split()  # noqa: SIM905 - the same
 """The same of their slow tests."""
 

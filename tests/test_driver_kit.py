@@ -175,8 +175,8 @@ def test_the_tutorial_followed_to_the_letter_is_the_template_and_then_a_whole_dr
     assert new_driver(tmp_path, "acme", "--folder", "template").returncode == 0
     assert written == texts(tmp_path / "template"), "steps 1 to 6 write what `skypool new-driver acme` writes"
     first, last = said["python -m pytest -q"]
-    assert "36 passed, 10 skipped" in first
-    assert "39 passed, 7 skipped" in last
+    assert "37 passed, 10 skipped" in first
+    assert "40 passed, 7 skipped" in last
     assert last.count("slice_need returns None") == 4, "only slices are skipped"
     assert "hello world" in said["python hello.py"][0].splitlines()
     assert "{'limits': {}}" in PAGE
