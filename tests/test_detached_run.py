@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -145,6 +146,37 @@ def test_a_killed_runner_is_followed_by_another_one_and_the_program_runs_once(pr
     status = project.ends()
     assert (status.outcome, status.returncode, status.attempts) == (Outcome.ENDED, 0, 1)
     assert (project.copy / "ran").read_text() == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [20.0, math.inf])
+def test_a_stopped_runner_goes_on_or_is_replaced_and_the_program_runs_once(seconds: float, project: Project) -> None:
+    project.run(f"{WAITS}open('ran', 'a').write('1')", "--max-lifetime", "10m")
+    eventually((project.copy / "began").exists, 60, "the start of the program")
+    [first] = project.runners
+    os.kill(first, signal.SIGSTOP)
+    (project.copy / "go").touch()
+    if seconds < math.inf:
+        time.sleep(seconds)
+        os.kill(first, signal.SIGCONT)
+    else:
+        eventually(lambda: first not in project.runners, 120, "the end of a runner that says nothing")
+    status = project.ends()
+    assert (status.outcome, status.returncode, status.attempts) == (Outcome.ENDED, 0, 1)
+    assert (project.copy / "ran").read_text() == "1"
+
+
+def test_the_name_of_a_run_that_has_left_its_end_here_is_refused_with_the_way_out(project: Project) -> None:
+    project.run("", "--max-lifetime", "10m")
+    project.ends()
+    subprocess.run([sys.executable, "-m", "skypool", "down", "--yes", project.name], check=True, capture_output=True)
+    with project.start("", "--max-lifetime", "10m") as process:
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 125
+    assert f"use another name, or remove {project.place}" in out
+    shutil.rmtree(project.place)
+    project.run("", "--max-lifetime", "10m")
+    assert project.ends().outcome is Outcome.ENDED
 
 
 def test_a_program_whose_worker_dies_is_lost_and_the_run_has_failed(project: Project) -> None:

@@ -314,6 +314,30 @@ def test_messages_that_come_twice_late_or_for_another_run_change_nothing(started
     assert head.lines("ran") == ["1 0"]
 
 
+def test_an_attempt_is_not_started_again_whatever_its_runner_sends(started: Callable[..., Head]) -> None:
+    head = started()
+    head.tell("again")
+    head.commit()
+    head.ran()
+    eventually(lambda: head.lines("outcomes"), 30, "an answer")
+    assert head.lines("outcomes") == ["7 attempt 1 of the program was started before, or is not the next one"]
+    head.tell("go")
+    assert head.client.until(Stage.OVER, 60).outcome is Outcome.ENDED
+    head.is_gone()
+    assert head.lines("ran") == ["1 0"]
+
+
+def test_a_runner_that_leaves_without_an_outcome_is_followed_by_another_one(started: Callable[..., Head]) -> None:
+    head = started()
+    head.tell("bye")
+    head.commit()
+    head.ran()
+    eventually(lambda: len(head.runners()) == 2, 30, "the next runner")
+    head.tell("go")
+    assert head.client.until(Stage.OVER, 60).outcome is Outcome.ENDED
+    assert head.lines("ran") == ["1 0"]
+
+
 @pytest.mark.parametrize("when", ["first", "preparing", "ready"])
 def test_what_is_abandoned_is_never_committed_and_its_runner_ends(when: str, started: Callable[..., Head]) -> None:
     head = started()

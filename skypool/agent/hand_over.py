@@ -19,7 +19,7 @@ from skypool.agent.connection import Connection
 from skypool.agent.failed_calls import Answers
 from skypool.agent.guard import Asking, Guard
 from skypool.agent.lease import Lease
-from skypool.agent.messages import cancel_in, member_in
+from skypool.agent.messages import cancel_in, member_in, recall_in
 from skypool.agent.runner_watch import RunnerWatch
 from skypool.agent.stops import Stops as CallStops
 from skypool.agent.store import Arrivals
@@ -219,7 +219,7 @@ class HandOver:
             return
         id_ = f.header["id"]
         if self._attempt is not None and id_ in self._attempt.calls:
-            self._usual[Kind.CALL](f)  # it came twice
+            self._arrivals.discard(f)  # it came twice
             return
         if type(number) is not int:
             raise protocol_violation(f"the runner sent a call of the attempt {number!r}")
@@ -249,6 +249,13 @@ class HandOver:
         if f.header.get("attempt"):
             raise protocol_violation("the runner sent the program as one of several calls in a frame")
         self._usual[Kind.CALLS](f)
+
+    def _on_recall(self, f: Frame) -> None:
+        """Give no calls back while the program is there: one that was given back would look as if it had ended."""
+        if self._state.program is Program.RUNNING:
+            self._client.send(Kind.RECALLED, {"calls": [], "cpu": recall_in(f).on_cpu})
+        else:
+            self._usual[Kind.RECALL](f)
 
     def _on_cancel(self, f: Frame) -> None:
         """Stop all calls of the program if one of them is cancelled."""
@@ -333,6 +340,7 @@ class HandOver:
             Kind.CALL: self._on_call,
             Kind.CALLS: self._on_calls,
             Kind.CANCEL: self._on_cancel,
+            Kind.RECALL: self._on_recall,
             Kind.BYE: lambda f: self._client.leave(),  # the run ends otherwise
         }
 

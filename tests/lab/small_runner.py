@@ -3,7 +3,9 @@
 `small_runner.py ROOT`. The fields of the needs: `notes`, the folder with all files named here; `socket`, that of the
 agent; `retries` and `ranks`. At each step it appends a line to the file `journal`. If there is a file `die-STEP`, it
 removes it and kills itself there. With a file `hang`, it says nothing any more, and with a file `stuck`, its loop
-stands still. The program appends a line to the file `ran`, and waits for the file `go`; see `program`.
+stands still. With a file `again`, it asks for its calls back, and sends them again; with a file
+`bye`, it says that the machine is to end. The program appends a line to the file `ran`, and waits for the file `go`;
+see `program`.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class SmallRunner:
         self.decoder = Decoder()
         self.ids: dict[int, list[int]] = {}
         self.known: list[int] = []
-        self.lines = b""
+        self.lines = self.sent = b""
         self.moves = 0
 
     def at(self, step: str) -> None:
@@ -131,6 +133,9 @@ class SmallRunner:
                 told = "" if f.header["ok"] else " ".join(str(exceptions.load_error(buffers)).splitlines())
                 with open(self.notes / "outcomes", "a") as file:
                     file.write(f"{f.header['id']} {told}\n")
+                if (self.notes / "again").exists():
+                    acknowledged = frame(Kind.ACK, {"calls": [f.header["id"]], "output": 0})
+                    self.link.sendall(b"".join(acknowledged) + self.sent)
 
     def step(self, event: RunnerEvent) -> None:
         self.state, actions = steps.runner(self.state, event)
@@ -143,6 +148,9 @@ class SmallRunner:
                 case Say(Starts(attempt)):
                     self.at("before-Starts")
                     self.start(attempt)
+                    if (self.notes / "bye").exists():
+                        assert self.link is not None
+                        self.link.sendall(b"".join(frame(Kind.BYE, {})))
                     self.at("after-Starts")
                 case Say(Stops()):
                     assert self.link is not None
@@ -178,7 +186,11 @@ class SmallRunner:
             id_ = os.getpid() * 1000 + 10 * attempt + rank
             self.ids.setdefault(attempt, []).append(id_)
             payload, _ = compute(program)(str(self.notes), attempt, rank).payload()
-            self.link.sendall(call(id_, code.key, payload, attempt, rank, self.ranks))
+            self.sent = call(id_, code.key, payload, attempt, rank, self.ranks)
+            self.link.sendall(self.sent)
+            if (self.notes / "again").exists():
+                recall = frame(Kind.RECALL, {"n": 8, "cpu": False})
+                self.link.sendall(b"".join(recall) + self.sent + call(7, code.key, payload, attempt))
             self.at(f"sent-{rank}")
 
 
