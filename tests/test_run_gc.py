@@ -45,7 +45,7 @@ def test_gc_ends_nothing_of_a_run_that_goes_on_alone_and_all_that_it_leaves(
     monkeypatch.chdir(project)
     with FakeCloud(tmp_path / "cloud", [Stock("small", 0.1)]) as cloud:
         list(cloud.offers(Need()))
-        given = ("--provider", "fake", "--name", "alone", "--budget", "5", "--max-lifetime", "10m")
+        given = ("--provider", "fake", "--name", "alone", "--budget", "5", "--max-lifetime", "10m", "--keep", "5")
         skypool("run", "--detach", *given, "train.py")
         eventually(lambda: [*tmp_path.glob("cloud/**/began")] != [], 60, "the start of the program")
         for _ in range(3):
