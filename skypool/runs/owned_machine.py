@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib.resources import files
 
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.errors import ConnectionLost, SkypoolError, TakenOver
@@ -23,21 +24,7 @@ from skypool.wire.transport import Errand
 _TO_LOOK = 30.0
 """Seconds in which a machine has said what is there."""
 _NO_ROW, _ROW = "no row", "row"
-_LOOK = f"""left=20
-while [ -e {{agent}} ]; do
-    [ $left -gt 0 ] || exit 3
-    left=$((left - 1))
-    sleep 1
-done
-if [ -e {{row}} ]; then
-    echo {_ROW}
-    cat {{status}} 2>/dev/null
-else
-    echo {_NO_ROW}
-fi
-true
-"""
-"""Waits until no agent runs, whose keeper then removes its folder, and looks for the row and the run's stored end."""
+"""What `look_for_row.sh` says."""
 
 
 class OwnedMachine:
@@ -91,9 +78,8 @@ class OwnedMachine:
         instance = self._engine.life.state.instance_of(self._node)
         access, _ = self._engine.connections.ways[self._node]
         folder = package_zip.shell_path(self._place.folder)
-        script = _LOOK.format(
-            agent=package_zip.shell_path(access.folder), row=f"{folder}/{rows.FILE}", status=f"{folder}/{stored.STATUS}"
-        )
+        places = [package_zip.shell_path(access.folder), f"{folder}/{rows.FILE}", f"{folder}/{stored.STATUS}"]
+        script = f"set -- {' '.join(places)}\n{(files('skypool') / 'runs' / 'look_for_row.sh').read_text()}"
         try:
             errand = Errand(access.transport.argv(["sh", "-c", script]), b"")
             status, said, _ = errand.result(time.monotonic() + _TO_LOOK)
