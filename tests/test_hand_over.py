@@ -327,6 +327,18 @@ def test_an_attempt_is_not_started_again_whatever_its_runner_sends(started: Call
     assert head.lines("ran") == ["1 0"]
 
 
+def test_a_run_that_is_cancelled_before_its_runner_takes_the_machine_is_never_started(
+    started: Callable[..., Head],
+) -> None:
+    head = started()
+    head.tell("die-before-Takes")
+    head.commit()
+    head.client.say(CancelRun(CLAIM))  # the end of the first runner may be told before its answer
+    head.client.hears(lambda kind, header: kind is Kind.HANDED and header["is_cancelled"])
+    assert head.client.until(Stage.OVER, 60) == Status(CLAIM, Stage.OVER, "", True, Outcome.CANCELLED)
+    assert head.lines("ran") == []
+
+
 def test_a_runner_that_leaves_without_an_outcome_is_followed_by_another_one(started: Callable[..., Head]) -> None:
     head = started()
     head.tell("bye")

@@ -23,9 +23,8 @@ from skypool.wire.transport import Errand
 
 _TO_LOOK = 30.0
 """Seconds in which a machine has said what is there."""
-_LOOK = (files("skypool.runs") / "scripts" / "look.sh").read_text("utf-8")
 _NO_ROW, _ROW = "no row", "row"
-"""The first line of what it prints."""
+"""What `scripts/look_for_row.sh` says."""
 
 
 class OwnedMachine:
@@ -78,12 +77,11 @@ class OwnedMachine:
     def look(self) -> AgentGone | MachineGone | None:
         instance = self._engine.life.state.instance_of(self._node)
         access, _ = self._engine.connections.ways[self._node]
-        named = {
-            "agent": access.folder,
-            "row": f"{self._place.folder}/{rows.FILE}",
-            "status": f"{self._place.folder}/{stored.STATUS}",
-        }
-        script = "".join(f"{name}={package_zip.shell_path(path)}\n" for name, path in named.items()) + _LOOK
+        folder = package_zip.shell_path(self._place.folder)
+        places = [package_zip.shell_path(access.folder), f"{folder}/{rows.FILE}", f"{folder}/{stored.STATUS}"]
+        script = (
+            f"set -- {' '.join(places)}\n{(files('skypool.runs') / 'scripts' / 'look_for_row.sh').read_text('utf-8')}"
+        )
         try:
             errand = Errand(access.transport.argv(["sh", "-c", script]), b"")
             status, said, _ = errand.result(time.monotonic() + _TO_LOOK)
