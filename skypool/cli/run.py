@@ -233,6 +233,8 @@ def run(
             tell.close()
         except KeyboardInterrupt:  # Ctrl-C in a pager reaches this process, too; a second one counts
             tell.close()
+    if is_signalled and whole is not None and whole.is_detached:  # the signal came too late to cancel the run
+        status = 0
     if tell.failure is not None and not is_signalled:  # a closed terminal sends a signal, and shows nothing any more
         raise tell.failure
     raise typer.Exit(status)

@@ -619,9 +619,12 @@ class WholeRun:
         unlisten()  # that the machine is left is told in another way
         if said is Said.NOT_STARTED:
             raise SkypoolError(f"the run was not started: {handing.why or 'it was cancelled'}")
-        owned.give_up()
+        self.is_detached = said is Said.DETACHED
+        left = in_thread(owned.give_up, "skypool-leave")
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):  # a signal comes too late to cancel the run
+            await_end(left)
+        left.result()
         if said is Said.DETACHED:
-            self.is_detached = True
             tell.detached(pool.name, account.left, needs.folder)
             return 0
         if said is Said.INTERRUPTED:
