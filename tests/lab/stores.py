@@ -35,6 +35,8 @@ KEYS = ("SAVE_ID", "SAVE_SECRET")
 ROLE = "arn:aws:iam::123456789012:role/runs"
 _READY = 90.0
 """Seconds within which a store must serve, on a busy machine too."""
+_ANSWER = 10.0
+"""Seconds after which a store that begins is asked again."""
 
 
 def secret_of(identity: str) -> str:
@@ -72,13 +74,14 @@ def _running(argv: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]
         process.wait()
 
 
-def client(endpoint: str, identity: str = "owner") -> Any:
-    """boto3's client for SeaweedFS."""
+def client(endpoint: str, identity: str = "owner", patience: float = 60.0) -> Any:
+    """boto3's client for SeaweedFS. It waits for each answer for so many seconds."""
     import boto3
     from botocore.config import Config
 
+    config = Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}, read_timeout=patience)
     return boto3.Session(identity, secret_of(identity), None, "us-east-1").client(
-        "s3", endpoint_url=endpoint, config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1})
+        "s3", endpoint_url=endpoint, config=config
     )
 
 
@@ -133,20 +136,27 @@ def seaweedfs(folder: Path, volumes: int = 5, address: str = "127.0.0.1", roles:
         argv.append(f"-s3.iam.config={folder / 'roles.json'}")
     endpoint = f"http://{address}:{ports['s3']}"
 
+    tried = ""
+
     def serves() -> bool:
+        nonlocal tried
         assert process.poll() is None, (folder / "log").read_text()[-3000:]
         try:
             with suppress(owner.exceptions.BucketAlreadyExists, owner.exceptions.BucketAlreadyOwnedByYou):
                 owner.create_bucket(Bucket="models")
             owner.put_object(Bucket="models", Key="ready", Body=b"1")  # it has a volume, too
-        except (BotoCoreError, ClientError):
+        except (BotoCoreError, ClientError) as e:
+            tried = str(e)
             return False
         return True
 
-    owner = client(endpoint)
+    owner = client(endpoint, patience=_ANSWER)  # what it is asked too early, it may never answer
 
     with _running(argv, folder / "log") as process:
-        wait_until(serves, _READY, "SeaweedFS")
+        try:
+            wait_until(serves, _READY, "SeaweedFS")
+        except TimeoutError as e:
+            raise TimeoutError(f"{e}: {tried}\n{(folder / 'log').read_text()[-3000:]}") from e
         yield Store(endpoint)
 
 
