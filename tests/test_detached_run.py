@@ -264,8 +264,9 @@ def test_ctrl_c_at_any_moment_of_the_hand_over_ends_the_machine_or_cancels_the_r
     time.sleep(after)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=120)
-    if process.returncode == 0:
-        assert "belongs to its machine now" in out
+    is_told = "belongs to its machine now" in out
+    assert is_told or process.returncode != 0
+    if is_told:  # the signal may still kill the process while Python ends
         assert project.ends().outcome is Outcome.ENDED
     elif (project.place / "row.json").exists():
         assert project.ends().outcome is Outcome.CANCELLED
