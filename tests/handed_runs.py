@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -29,6 +30,17 @@ STOCK = [Stock("gpu-8", 36.0, "H100:8"), Stock("small", 0.1)]
 def cloud_at(folder: Path | str) -> FakeCloud:
     list(FakeCloud(folder, stock=STOCK, machines=False).offers(Need()))
     return FakeCloud(folder, machines=False, patience=0.3)
+
+
+def runners_of(run: str) -> list[int]:
+    """The processes of the runner of a run whose machine is this computer."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = each.read_bytes()
+            if b"skypool.runs.runner" in words and f"/{run}.0.".encode() in words:
+                found.append(int(each.parent.name))
+    return found
 
 
 async def _pause(seconds: float) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 import skypool as sky
 from skypool.errors import UsageError
+from skypool.head import messages
 from skypool.head.states import Claim, Ledger, Outcome
 from skypool.rental import ledger, reaper
 from skypool.rental.records import newest
@@ -30,6 +31,7 @@ from skypool.runs.target import Target
 from skypool.runs.whole_run import Asked, WholeRun
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
+from tests.handed_runs import runners_of
 
 WAITS = """import os, time
 open("began", "w").close()
@@ -51,7 +53,7 @@ class Project:
         self.name = f"detached-{folder.name}"
         (folder / "pyproject.toml").write_text(f'[project]\nname = "{self.name}"\nversion = "1"\n')
         state = os.environ["XDG_STATE_HOME"]
-        self.place = Path(stored.folder_of(f"{state}/skypool", Claim(self.name)))
+        self.place = Path(messages.folder_of(f"{state}/skypool", Claim(self.name)))
 
     def start(self, program: str, *words: str) -> subprocess.Popen[str]:
         (self.folder / "train.py").write_text(program)
@@ -74,13 +76,7 @@ class Project:
     @property
     def runners(self) -> list[int]:
         """The processes of its runner."""
-        found = []
-        for each in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):  # it has ended
-                words = each.read_bytes()
-                if b"skypool.runs.runner" in words and f"/{self.name}.0.".encode() in words:
-                    found.append(int(each.parent.name))
-        return found
+        return runners_of(self.name)
 
     def status(self) -> RunStatus | None:
         return stored.stored(self.place)

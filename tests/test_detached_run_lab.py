@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import skypool as sky
+from skypool.head import messages
 from skypool.head.states import Claim, Outcome
 from skypool.runs import stored
 from skypool.runs.run import _Printer
@@ -49,7 +50,7 @@ def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the
     assert whole.run() == 0
     assert whole.is_detached
     machine.cut()
-    folder = machine.path(stored.folder_of("/root/.skypool", Claim(name)))
+    folder = machine.path(messages.folder_of("/root/.skypool", Claim(name)))
     eventually(lambda: stored.stored(folder) is not None, 90, "the end of the run")
     status = stored.stored(folder)
     assert status is not None

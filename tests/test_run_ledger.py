@@ -21,6 +21,7 @@ import skypool as sky
 from skypool.cli.top_survey import Answer, view_of
 from skypool.drivers.contract import Abilities
 from skypool.errors import AccessError, BudgetExceeded, LedgerError, PoolClosed, ProviderError, TakenOver, UsageError
+from skypool.head.messages import folder_of
 from skypool.head.states import Claim, Entry, Outcome
 from skypool.head.states import Ledger as State
 from skypool.head.steps import merged, seen, seen_ended
@@ -32,7 +33,7 @@ from skypool.rental.records import Record, RunRecord
 from skypool.rental.run_account import ENDING, RunAccount
 from skypool.rental.run_state import state_of
 from skypool.runs.ends_here import note_ends
-from skypool.runs.stored import RunStatus, folder_of, store
+from skypool.runs.stored import RunStatus, store
 from skypool.testing import FakeCloud
 from tests.conftest import eventually
 from tests.handed_runs import cloud_at, handed, passed, record_of, rented, untils

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -30,6 +29,7 @@ from skypool.runs.program_run import ProgramCall
 from skypool.runs.stored import RunStatus
 from skypool.safety import private
 from tests.conftest import children, eventually
+from tests.handed_runs import runners_of
 
 PROGRAM = "import sys; sys.path[:0] = sys.argv[1:]; from skypool.runs.runner import start; start()"
 MOST_MIB = 150
@@ -82,13 +82,7 @@ class Machine:
 
     @property
     def runners(self) -> list[int]:
-        found = []
-        for each in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):  # it has ended
-                words = each.read_bytes()
-                if b"skypool.runs.runner" in words and f"/{self.claim.run}.0.".encode() in words:
-                    found.append(int(each.parent.name))
-        return found
+        return runners_of(self.claim.run)
 
     def begins(self) -> None:
         """Wait until the program runs."""

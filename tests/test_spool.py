@@ -120,12 +120,18 @@ def test_a_value_larger_than_half_the_free_memory_goes_to_the_folder(tmp_path: P
     assert 0 < value_storage._memory_room(1 << 40) < 1 << 40
 
 
-def test_what_is_about_one_call_arrives_in_order_and_other_calls_pass_its_large_values() -> None:
+def connected() -> tuple[Connection, Unacknowledged, socket.socket]:
+    """A connection, what sends frames over it that must arrive, and the socket at its other end."""
     ours, theirs = socket.socketpair()
     fd = ours.detach()
     connection = Connection(fd, fd, lambda fd, events: None)
     spool_ = Unacknowledged(value_storage.SpareMemory())
     spool_.connection = connection
+    return connection, spool_, theirs
+
+
+def test_what_is_about_one_call_arrives_in_order_and_other_calls_pass_its_large_values() -> None:
+    connection, spool_, theirs = connected()
     for seq in (1, 2):
         fd = os.memfd_create("test")
         value_storage.write_all(fd, [bytes(3 << 20)])
@@ -157,11 +163,7 @@ def memory_with(data: bytes) -> value_storage.Blob:
 
 
 def test_a_value_that_will_never_be_whole_is_sent_no_further_and_tears_no_frame() -> None:
-    ours, theirs = socket.socketpair()
-    fd = ours.detach()
-    connection = Connection(fd, fd, lambda fd, events: None)
-    spool_ = Unacknowledged(value_storage.SpareMemory())
-    spool_.connection = connection
+    connection, spool_, theirs = connected()
     data, blob = os.urandom(4 << 20), memory_with(b"")
     os.write(blob.fd, data)
     spool_.begin(7, 0, value_storage.Blob(blob.fd, 64 << 20))
@@ -194,11 +196,7 @@ def test_a_value_that_will_never_be_whole_is_sent_no_further_and_tears_no_frame(
 
 
 def test_a_connection_that_is_to_send_no_more_values_finishes_a_frame_without_their_files() -> None:
-    ours, theirs = socket.socketpair()
-    fd = ours.detach()
-    connection = Connection(fd, fd, lambda fd, events: None)
-    spool_ = Unacknowledged(value_storage.SpareMemory())
-    spool_.connection = connection
+    connection, spool_, theirs = connected()
     data = os.urandom(4 << 20)
     blob = memory_with(data)
     spool_.begin(7, 0, blob)

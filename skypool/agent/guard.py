@@ -80,7 +80,7 @@ class Asking:
 
 
 class Guard:
-    """What ends this machine, or this node: the guard if the machine has one, and otherwise the keeper.
+    """Asks for the end of this machine at its guard, or for the end of this node at the keeper if there is no guard.
 
     Its methods raise nothing: the reason of a False is printed to stderr. `give_end` and `stop_now` block, and several
     threads may call them at once. `ask_end` and `ask_stop` are for a loop that must not block.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from skypool.agent.processes import CLEAN
+from skypool.agent.processes import CLEAN, mib_of, plain_environment
 from skypool.agent.shared_page import SharedPage
 from skypool.wire.save_orders import TO_LOOK, seconds_needed
 
@@ -37,20 +37,6 @@ _LINE = 1 << 20
 """The most bytes of an account. A longer one counts as a failure."""
 _MOST_MIB = 600
 """The most memory of the mover. One that takes more is killed, and begins again."""
-KEPT = {
-    "PATH",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "TZ",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-    "XDG_CACHE_HOME",
-}
-PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
-"""The variables that the mover gets. Others may have keys, or change which store is used."""
 _PROGRAM = (
     "import sys; sys.path[:0] = sys.argv[2:]; from skypool.agent.processes import wait_for_writer; "
     "wait_for_writer(float(sys.argv[1])); from skypool.data.mover import start; start(3)"
@@ -286,14 +272,15 @@ class MoverWatch:
         parts = next(iter(self._orders.values()))["parts"]
         paths = [sys.path[0], os.path.expanduser(parts)]
         argv = ["sh", "-c", CLEAN, "sh", sys.executable, "-P", "-c", _PROGRAM, f"{pause}", *paths]
-        env = {name: value for name, value in os.environ.items() if name in KEPT or name.lower() in PROXIES}
         self._heard = self._started = self._now + pause
         self._said, self._error = b"", ""
         self._unsent.clear()
         # when the agent has ended, the keeper sends SIGTERM, which must not end a mover that is only starting
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
-            self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, bufsize=0)
+            self._child = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=plain_environment(), bufsize=0
+            )
         except OSError as e:
             self._start_at = self._now + self._fail(f"the mover cannot be started: {e}")
             return
@@ -414,12 +401,3 @@ def _untold(order: Mapping[str, Any]) -> dict[str, Any]:
     same = {name: order[name] for name in ("id", "url", "serial", "drain", "credentials")}
     is_data = order["do"] == "fill"
     return {**same, "is_data": is_data, "phase": "fetching" if is_data else "restoring", "nodes": 1}
-
-
-def mib_of(pid: int) -> float:
-    """Return the memory of a process in MiB; 0 if it has ended."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    except (OSError, ValueError, IndexError):
-        return 0.0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Ownership:
-    """What the agent asks about its owner. The client is the owner until a `HandOver` says otherwise.
+    """Tells the agent who its owner is: the client, until a `HandOver` says otherwise.
 
     That object is made with the first message about a hand-over, because its modules would delay the start of each
     node.

@@ -23,6 +23,20 @@ What a `sitecustomize` prints goes to stderr.
 """
 TRACKER = b"resource_tracker import main"
 """What the command lines of resource trackers contain, of Python's `multiprocessing` and of loky."""
+_KEPT = {
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "XDG_CACHE_HOME",
+}
+_PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
+"""The variables of `plain_environment`."""
 _TO_VANISH = 2.0
 """Seconds after which a killed process counts as one that cannot be killed."""
 _TO_CLEAN = 1.0
@@ -33,6 +47,20 @@ def call_it(what: str) -> None:
     """Name this process "skypool-" and `what` in `top` and `ps`. Linux keeps 15 characters. Does not raise."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
         name.write(f"skypool-{what}")
+
+
+def plain_environment() -> dict[str, str]:
+    """Return the environment of a process of skypool beside the agent. Other variables may have keys, or change it."""
+    return {name: value for name, value in os.environ.items() if name in _KEPT or name.lower() in _PROXIES}
+
+
+def mib_of(pid: int) -> float:
+    """Return the memory of a process in MiB; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def is_keeper(pid: int, began: int, folder: str) -> bool:

@@ -10,8 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from skypool.agent.mover_watch import KEPT, PROXIES, mib_of
-from skypool.agent.processes import kill_group
+from skypool.agent.processes import kill_group, mib_of, plain_environment
 from skypool.errors import ProtocolError
 from skypool.head import messages
 from skypool.head.states import AgentEvent, Heard, Party, RunnerEnded, RunnerSaid, RunnerSilent, ToRunner
@@ -115,10 +114,14 @@ class RunnerWatch:
         self._said = b""
         self._unsent.clear()
         argv = [each or sys.path[0] for each in self._argv]
-        env = {name: value for name, value in os.environ.items() if name in KEPT or name.lower() in PROXIES}
         try:
             self._child = child = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, bufsize=0, process_group=0
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=plain_environment(),
+                bufsize=0,
+                process_group=0,
             )
         except OSError as e:
             print(f"runner {self._number} cannot be started: {e}", file=sys.stderr, flush=True)

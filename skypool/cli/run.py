@@ -26,8 +26,7 @@ _WRONG = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
 _OWN = frozenset({
     "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
     "--save", "--data", "--disk", "--on-notice", "--budget", "--best-effort", "--max-price", "--max-lifetime",
-    "--linger", "--dry-run", "--detach",
-    "--keep",
+    "--linger", "--dry-run", "--detach", "--keep",
 })  # fmt: skip
 """Options of skypool that few programs have."""
 

@@ -20,6 +20,7 @@ from skypool.files.project import Survey
 from skypool.offers.ranking import Plan
 from skypool.pool import interpreter_exit
 from skypool.runs.output_spool import OutputSpool
+from skypool.runs.program_run import exit_status
 from skypool.runs.target import Target
 from skypool.runs.teller import Teller, bounds
 from skypool.text import plain, printable
@@ -285,7 +286,7 @@ class Json(Lines):
             self._tell("unsaved", files=dict(files))
 
     def ends(self, status: int, usd: float | None, seconds: float, program: int | None, limit: str) -> None:
-        own = program if program is None or program >= 0 else 128 - program
+        own = None if program is None else exit_status(program)
         self._tell("end", status=status, program=own, limit=limit or None, usd=usd, seconds=round(seconds, 3))
 
     def note(self, text: str) -> None:

@@ -75,7 +75,7 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What an agent is told with `Prepare`, beside the message and the needs.
+    """Fields beside a `Prepare` in the header of its frame: where the run has its files, and how long they stay there.
 
     Attributes:
         folder: the folder of the run on the machine, outside of the agent's. It may begin with "~". The row goes there.
@@ -84,6 +84,11 @@ class Place:
 
     folder: str
     keep: float = 0.0
+
+
+def folder_of(home: str, claim: Claim) -> str:
+    """Return the folder of a run on its machine, below the folder of skypool's files there. It may begin with "~"."""
+    return f"{home}/heads/{claim.run}-{claim.generation}"
 
 
 _TO_AGENT = {"prepare": Prepare, "commit": Commit, "abandon": Abandon, "ask": Ask, "cancel run": CancelRun}
@@ -123,7 +128,7 @@ def to_agent(said: object) -> ToAgent:
 def place(header: Mapping[str, Any], claim: Claim) -> Place:
     """Return what is told with `Prepare` in the header of its frame. Raises ProtocolError if it is not valid."""
     try:
-        folder = _why(header.get("folder", f"{_HOME}/heads/{claim.run}-{claim.generation}"))
+        folder = _why(header.get("folder", folder_of(_HOME, claim)))
         return Place(folder, _seconds(header.get("keep", 0.0)))
     except (TypeError, ValueError) as e:
         raise protocol_violation(f"skypool received an invalid place of a run: {e}") from e

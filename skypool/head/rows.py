@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from skypool.errors import SkypoolError
 from skypool.head import messages
 from skypool.head.states import Claim
+from skypool.safety import durable
 
 FILE = "row.json"
 """The name of the row in the folder of its run."""
@@ -44,27 +43,13 @@ def write(folder: str, row: WrittenRow) -> None:
         OSError: the row could not be written, and is not there.
     """
     path = os.path.join(folder, FILE)
-    new = f"{path}.{secrets.token_hex(4)}"
-    said = {
-        "version": _VERSION,
-        "claim": {"run": row.claim.run, "generation": row.claim.generation},
-        "end": row.end,
-        "heir": row.heir,
-        "written": row.written,
-    }
-    with contextlib.ExitStack() as undo:
-        undo.callback(_remove, new)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(json.dumps(said).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(new, path)
-        try:
-            _sync(folder)
-            _sync(os.path.dirname(os.path.realpath(folder)))  # the folder may be new
-        except OSError:
-            os.unlink(path)
-            raise
+    durable.write_new(path, json.dumps({"version": _VERSION, **asdict(row)}).encode())
+    try:
+        durable.sync(folder)
+        durable.sync(os.path.dirname(os.path.realpath(folder)))  # the folder may be new
+    except OSError:
+        os.unlink(path)
+        raise
 
 
 def read(folder: str) -> WrittenRow | None:
@@ -90,16 +75,3 @@ def read(folder: str) -> WrittenRow | None:
             f"the file {FILE} in {folder} is not valid: {type(e).__name__}: {e}; it was damaged, so nobody knows "
             "whether this machine belongs to a run"
         ) from e
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-
-
-def _sync(folder: str) -> None:
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from skypool.errors import SkypoolError
+from skypool.head import messages
 from skypool.head.states import Entry, Ledger
 from skypool.rental import ledger
-from skypool.runs.stored import folder_of, stored
+from skypool.runs.stored import stored
 from skypool.safety import user_folders
 
 
@@ -21,7 +22,7 @@ def note_ends(known: ledger.Ledger) -> None:
         if run is None or not run.is_given or run.entry.outcome is not None:
             continue
         try:
-            status = stored(Path(folder_of(str(user_folders.state()), run.claim)))
+            status = stored(Path(messages.folder_of(str(user_folders.state()), run.claim)))
         except (OSError, SkypoolError):  # `skypool ps` then shows what the ledger knows
             continue
         if status is not None and status.claim == run.claim:

@@ -70,7 +70,7 @@ class Owned(Protocol):
 
 
 class HandingOver:
-    """One hand-over. `run` does it, in a thread of its own, so that a signal never comes between two steps.
+    """Hands one run over, in a thread of its own, so that a signal never comes between two steps.
 
     Args:
         end: seconds from now after which the guard is to end the machine.

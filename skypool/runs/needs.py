@@ -6,9 +6,9 @@ import pickle
 from dataclasses import dataclass, field, replace
 
 from skypool.errors import ProtocolError, UsageError
+from skypool.head import messages
 from skypool.head.states import Claim
 from skypool.rental.handover import Handover
-from skypool.runs import stored
 from skypool.runs.program_run import ProgramCall
 from skypool.safety import user_folders
 from skypool.shipping import pure_packages
@@ -20,7 +20,7 @@ _MOST = 15 << 20
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a runner needs. It is only ever in memory on the machine, as it may have secrets.
+    """All that a runner needs. On the machine it is only ever in memory, as it may have secrets.
 
     Attributes:
         claim: the run, and which of its machines this is.
@@ -45,7 +45,7 @@ class Needs:
         """Return the needs of a runner on the only machine of a pool."""
         [node] = handover.nodes
         is_here = isinstance(node.access.transport, Subprocess)
-        folder = stored.folder_of(str(user_folders.state()) if is_here else node.access.home, claim)
+        folder = messages.folder_of(str(user_folders.state()) if is_here else node.access.home, claim)
         here = replace(node, access=replace(node.access, transport=Subprocess(), env={}))
         record = replace(handover.record, notes=())  # settings of drivers, of which there are none
         given = replace(handover, record=record, nodes=(here,))

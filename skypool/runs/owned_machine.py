@@ -23,8 +23,9 @@ from skypool.wire.transport import Errand
 
 _TO_LOOK = 30.0
 """Seconds in which a machine has said what is there."""
-_NO_ROW, _ROW = "no row", "row"
-"""What `scripts/look_for_row.sh` says."""
+_NO_ROW = "no row"
+_ROW = "row"
+"""The first line of what `scripts/look_for_row.sh` prints: one of these."""
 
 
 class OwnedMachine:
@@ -79,9 +80,8 @@ class OwnedMachine:
         access, _ = self._engine.connections.ways[self._node]
         folder = package_zip.shell_path(self._place.folder)
         places = [package_zip.shell_path(access.folder), f"{folder}/{rows.FILE}", f"{folder}/{stored.STATUS}"]
-        script = (
-            f"set -- {' '.join(places)}\n{(files('skypool.runs') / 'scripts' / 'look_for_row.sh').read_text('utf-8')}"
-        )
+        program = (files("skypool.runs") / "scripts" / "look_for_row.sh").read_text("utf-8")
+        script = f"set -- {' '.join(places)}\n{program}"
         try:
             errand = Errand(access.transport.argv(["sh", "-c", script]), b"")
             status, said, _ = errand.result(time.monotonic() + _TO_LOOK)

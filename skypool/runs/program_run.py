@@ -380,7 +380,7 @@ class ProgramRun:
                 raise
             status = status_in(e.returncode)
         self.returncode = status
-        return status if status >= 0 else 128 - status
+        return exit_status(status)
 
     def call(self, programs: Mapping[int, str]) -> ProgramCall:
         """Return the program as a call. `programs` is from `prepare`."""
@@ -572,6 +572,11 @@ def in_thread(act: Callable[[], T], name: str) -> Future[T]:
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return done
+
+
+def exit_status(status: int) -> int:
+    """Return the status of a process as shells tell it: 128 + n if signal n ended the process, which is -n here."""
+    return status if status >= 0 else 128 - status
 
 
 def await_end(future: Future[Any]) -> None:

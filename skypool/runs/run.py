@@ -43,6 +43,7 @@ from skypool.offers.ranking import Plan
 from skypool.offers.sort_keys import OrderBy
 from skypool.rental.budget import Budget, ceiling
 from skypool.runs.output_spool import OutputSpool
+from skypool.runs.program_run import exit_status
 from skypool.runs.target import Target
 from skypool.runs.teller import Teller
 from skypool.runs.whole_run import FAILED, Asked, WholeRun, cost, planned, stranger_in, unlimited
@@ -368,7 +369,7 @@ def _run_program(target: Target, asked: Asked, check: bool) -> Run[None]:
     except BaseException as e:
         error = e
         if made is not None and made.returncode is not None:  # the program had ended before
-            status = made.returncode if made.returncode >= 0 else 128 - made.returncode
+            status = exit_status(made.returncode)
             status = status or (FAILED if made.unsaved else 0)
         elif isinstance(e, (KeyboardInterrupt, SystemExit)):
             status = (e.code if isinstance(e, SystemExit) and isinstance(e.code, int) else 0) or 130

@@ -48,7 +48,7 @@ from skypool.head.states import (
 from skypool.pool.states import Phase
 from skypool.runs import stored
 from skypool.runs.needs import Needs
-from skypool.runs.program_run import in_thread
+from skypool.runs.program_run import exit_status, in_thread
 from skypool.runs.stored import RunStatus
 from skypool.safety import private, removal, user_folders
 from skypool.shipping import pure_packages
@@ -225,7 +225,7 @@ class RunnerProcess:
         ended = RunStatus(
             claim=needs.claim,
             outcome=outcome,
-            returncode=status if status is None or status >= 0 else 128 - status,
+            returncode=None if status is None else exit_status(status),
             attempts=attempts,
             ended=time.time(),
             usd=usd,

@@ -1,23 +1,22 @@
-"""What a run leaves on its own machine: its folder there, and the file that says how it has ended.
+"""Files that a run leaves on its own machine, and in particular the one that says how it has ended.
 
-The folder is outside of that of the agent, which is removed when the agent ends.
+They are in `messages.folder_of`, outside of the folder of the agent, which is removed when the agent ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from skypool.errors import SkypoolError
+from skypool.head import messages
 from skypool.head.states import Claim, Outcome
 from skypool.runs.output_files import END, END_FILE
-from skypool.safety import private
+from skypool.safety import durable, private
 from skypool.text import one_line
 
 STATUS = "status.json"
@@ -62,9 +61,8 @@ class RunStatus:
         try:
             if not isinstance(said, dict):
                 raise TypeError("it is no object")
-            claim = said["claim"]
             return cls(
-                claim=Claim(str(claim["run"]), int(claim["generation"])),
+                claim=messages.claim(said["claim"]),
                 outcome=Outcome(said["outcome"]),
                 returncode=None if said["returncode"] is None else int(said["returncode"]),
                 attempts=int(said["attempts"]),
@@ -80,11 +78,6 @@ class RunStatus:
             ) from e
 
 
-def folder_of(home: str, claim: Claim) -> str:
-    """Return the folder of a run on its machine, below the folder of skypool's files there. It may begin with "~"."""
-    return f"{home}/heads/{claim.run}-{claim.generation}"
-
-
 def store(folder: Path, status: RunStatus) -> RunStatus:
     """Write the status of a run, unless there is one. Return the one that is there then, also after a loss of power.
 
@@ -93,16 +86,9 @@ def store(folder: Path, status: RunStatus) -> RunStatus:
         SkypoolError: what is there is not valid.
     """
     private.folder(folder)
-    new = folder / f"{STATUS}.{secrets.token_hex(4)}"
-    with contextlib.ExitStack() as undo:
-        undo.callback(new.unlink, missing_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(json.dumps(status.to_json()).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # a former runner has stored one
-            os.link(new, folder / STATUS)
-    sync(folder)
+    with contextlib.suppress(FileExistsError):  # a former runner has stored one
+        durable.write_new(folder / STATUS, json.dumps(status.to_json()).encode())
+    durable.sync(folder)
     found = stored(folder)
     assert found is not None
     return found
@@ -124,15 +110,6 @@ def stored(folder: Path) -> RunStatus | None:
     except ValueError:
         said = None
     return RunStatus.from_json(said)
-
-
-def sync(folder: Path) -> None:
-    """Have the names of the files in a folder kept through a loss of power."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def statuses(folder: Path, ranks: Sequence[int]) -> list[int | None]:

@@ -10,6 +10,7 @@ docs/trust.md lists what other users can reach, and what each part does about it
 - `user_folders`: the folders in which the client keeps files.
 - `private`: folders and files that only this user can change.
 - `received_data_limit`: counts what this process keeps of each node, and refuses what is too much.
+- `durable`: files that stay through a loss of power.
 - `removal`: removes folders, but nothing that is mounted in them.
 
 A surrogate is a character that UTF-8 cannot encode. Python uses surrogates for bytes that are not UTF-8.
@@ -17,6 +18,7 @@ A surrogate is a character that UTF-8 cannot encode. Python uses surrogates for 
 
 __all__ = [
     "descriptors",
+    "durable",
     "encodings",
     "never_sent",
     "peers",

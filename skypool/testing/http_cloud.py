@@ -14,7 +14,7 @@ are JSON. A refusal has a status of 400 or more and a body such as
     GET    /v1/account                 return how many machines may be alive at once, by quota
     GET    /v1/types                   return what is sold: a list of {type, region, zone, market, usd_per_hour, …}
     POST   /v1/machines                make a machine: {type, zone, market, client_token, tags, lease, lifetime};
-                                       {region} if the type is sold by regions: the zone is "" or left out then
+                                       {region} if the type is sold by regions. The zone is then "" or left out.
     GET    /v1/machines?after=…        return a page of the machines that are alive, and `after` of the next page
     GET    /v1/machines/ID             return one machine that is alive
     PUT    /v1/machines/ID/tags        replace the machine's tags
