@@ -6,6 +6,7 @@ an ended process to a new one.
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 import subprocess
@@ -60,6 +61,17 @@ def host_name() -> str:
     gave the Mac. The result stays the same while this process lives.
     """
     return (_name_of_mac() if sys.platform == "darwin" else "") or socket.gethostname()
+
+
+def user_name() -> str:
+    """Return the login name of this user, with which the machines that it rents are tagged.
+
+    It is the number of the user if the machine knows no name, as in a container that runs as any user.
+    """
+    try:
+        return getpass.getuser()
+    except KeyError:
+        return str(os.getuid())
 
 
 @cache

@@ -33,6 +33,13 @@ def test_without_a_time_no_tag_tells_one() -> None:
     assert tags.stamp(None) == ""
 
 
+def test_a_user_without_a_name_owns_machines_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 12_345_678)  # as `docker run --user 12345678`
+    assert tags.owner().partition("@")[0] == "12345678"
+
+
 def test_a_time_is_told_in_utc() -> None:
     there = WHEN.astimezone(timezone(timedelta(hours=9)))
     assert tags.stamp(there) == "2030-01-02T03:04:05Z"

@@ -16,7 +16,6 @@ Words of this package:
 
 from __future__ import annotations
 
-import getpass
 import os
 import time
 from collections import deque
@@ -32,7 +31,7 @@ from skypool.drivers import settings
 from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, ConnectionLost, HostKeyMismatch, SkypoolError, UsageError, not_ended, together
 from skypool.model import Access, Instance, Need, Offer, Order
-from skypool.processes import host_name
+from skypool.processes import host_name, user_name
 from skypool.wire import host_keys, transport
 from skypool_ssh import _hosts
 from skypool_ssh._hosts import Host as Host
@@ -219,7 +218,7 @@ class SSH:
 
     def _take(self, order: Order, nodes: Mapping[Host, int]) -> dict[Host, _Answer]:
         """Ask each host, in parallel for up to 20 s, to serve its node in `nodes`. "@taken" in the answer means yes."""
-        me = f"{getpass.getuser()}@{host_name()}"
+        me = f"{user_name()}@{host_name()}"
         questions = {host: ("take", order.pool, str(node), order.token, me) for host, node in nodes.items()}
         return self._ask(questions, _LOOK)
 
@@ -271,7 +270,7 @@ class SSH:
                 continue
             _, state, name, node, token, owner = line.split(" ", 5)
             user = owner.partition("@")[0]
-            is_wanted = user == getpass.getuser() and pool in (None, name)
+            is_wanted = user == user_name() and pool in (None, name)
             if is_wanted and state != "ended":
                 alive: Literal["starting", "running"] = "running" if state == "running" else "starting"
                 yield Instance(

@@ -6,7 +6,6 @@ names with values that a provider stores for a machine or another resource; some
 
 from __future__ import annotations
 
-import getpass
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from skypool.model import Instance, Leftover, Order
-from skypool.processes import host_name
+from skypool.processes import host_name, user_name
 
 POOL = "skypool-pool"
 """Tag with the name of the pool."""
@@ -58,7 +57,7 @@ def owner() -> str:
     Several users may share an account at a provider and use the same pool name. The owner tag tells their machines
     apart. Characters other than letters, digits, "@", ".", "_" and "-" are replaced by "-".
     """
-    return re.sub(r"[^A-Za-z0-9@._-]", "-", f"{getpass.getuser()}@{host_name()}")
+    return re.sub(r"[^A-Za-z0-9@._-]", "-", f"{user_name()}@{host_name()}")
 
 
 def owners(pool: str | None) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 
 from skypool.errors import UsageError
 from skypool.model import Access, Instance
-from skypool.processes import host_name
+from skypool.processes import host_name, user_name
 from skypool.provision.bootstrap import SetupBundle
 from skypool.rental.pool_terms import Terms
 from skypool_images import Image, ImageError
@@ -65,7 +64,7 @@ class NodeSetup:
         settings = {"SKYPOOL_CHANGES": "no" if access.owned else "yes"}
         if access.python is not None:
             settings["SKYPOOL_PYTHON"] = access.python
-        guest = f"{self._terms.name!r} of {getpass.getuser()}@{host_name()}" if access.exclusive else ""
+        guest = f"{self._terms.name!r} of {user_name()}@{host_name()}" if access.exclusive else ""
         asked = (runtime, count, tuple(mig))
         script: str | None = self._scripts.get(asked)
         if script is None:

@@ -6,6 +6,7 @@ ends. Then no provider could be asked to end a machine, and the ledger could not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -42,7 +43,10 @@ def forget(pool: object) -> None:
 
 def _free() -> None:
     while _kept:
-        os.close(_kept.pop())
+        fd = _kept.pop()
+        with contextlib.suppress(OSError):  # the program has closed it
+            if os.path.samestat(os.fstat(fd), os.stat(os.devnull)):  # or has opened another file since, with its number
+                os.close(fd)
 
 
 def _fill() -> None:
