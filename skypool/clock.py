@@ -12,6 +12,9 @@ from datetime import UTC, date, datetime
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux's CLOCK_MONOTONIC stops while a laptop sleeps
 _BEGAN = time.time() - time.clock_gettime(_CLOCK)
+_OF_FILES = 5
+"""Linux's CLOCK_REALTIME_COARSE, for which Python has no name."""
+_TICK, _TICKS = 0.001, 20
 _PAUSE = 3.0
 """The most seconds between two readings of a `RunningClock` while its process runs. A longer gap counts as a pause."""
 
@@ -30,6 +33,20 @@ def elapsed() -> float:
     On Linux, time in which the machine was suspended counts.
     """
     return time.clock_gettime(_CLOCK)
+
+
+def moment_between_changes() -> int:
+    """Return a time in nanoseconds since 1970. The last change of a file is later if it changes after this returns.
+
+    Files that have changed before have an earlier time. The kernel takes these times from a clock that it sets 100 to
+    1,000 times a second. So this waits for up to 10 ms.
+    """
+    moment = time.time_ns()
+    for _ in range(_TICKS):
+        if time.clock_gettime_ns(_OF_FILES) > moment:
+            break
+        time.sleep(_TICK)
+    return moment
 
 
 def today() -> date:

@@ -544,6 +544,8 @@ class Agent:
             else:  # sent when its processes are gone
                 slot.answer = packet, outcome.is_large, outcome.done
         elif id_ in self._calls:
+            if outcome.ended and (call := self._queue.get(id_)) is not None:
+                call.ended = outcome.ended
             if outcome.late is not None and self._is_late(slot, id_, outcome.late):
                 self._end_late(slot, outcome)
                 return

@@ -38,6 +38,8 @@ class NodeCall:
         looks: the numbers of the mover's looks which files the call writes: before it is stopped (False) and before it
             is killed (True).
         slot: the number of the slot in which it was asked to stop, or is killed; -1 if it was not.
+        ended: the time in nanoseconds since 1970 after which others may have written to its files, as its worker says;
+            0 if the worker has not said it.
         missing: the time at which a worker died that may have had the call; None if none has, or if another worker is
             known to have the call since.
         printed: number of bytes of the call's output that were sent.
@@ -66,6 +68,7 @@ class NodeCall:
     stop_at: float = 0.0
     looks: dict[bool, int] = field(default_factory=dict)
     slot: int = -1
+    ended: int = 0
     missing: float | None = None
     printed: int = 0
     dropped: int = 0

@@ -161,6 +161,8 @@ class Outcome(NamedTuple):
         late: the seconds that the call took, if its worker found that it exceeded its timeout; otherwise None.
         printed: if `late` is set, the end of the call's captured output.
         said: if `late` is set, the exception that the call raised, as text.
+        ended: the time after which others may have written to its files, in nanoseconds since 1970; 0 if it was not
+            asked to stop.
     """
 
     id: int
@@ -169,6 +171,7 @@ class Outcome(NamedTuple):
     late: float | None
     printed: str
     said: str
+    ended: int
 
 
 def call_in(f: Frame, kind: int) -> NodeCall:
@@ -309,7 +312,7 @@ _make_outcome = partial(tuple.__new__, Outcome)
 
 def outcome_in(f: Frame) -> Outcome:
     h = f.header
-    if "late" not in h:
-        return _make_outcome((h["id"], "blob" in h, "done" in h, None, "", ""))
-    late = float(h["late"])
-    return Outcome(h["id"], "blob" in h, "done" in h, late, str(h["printed"]), str(h["said"]))
+    if "late" not in h and "ended" not in h:
+        return _make_outcome((h["id"], "blob" in h, "done" in h, None, "", "", 0))
+    late, printed, said = (float(h["late"]), str(h["printed"]), str(h["said"])) if "late" in h else (None, "", "")
+    return Outcome(h["id"], "blob" in h, "done" in h, late, printed, said, int(h.get("ended", 0)))

@@ -115,10 +115,10 @@ class Stops:
 
     def _on_stopped(self, call: NodeCall) -> None:
         """Tell the mover when a call had ended. What is written later to the same files is whole."""
-        at = time.time_ns()
+        at = call.ended or time.time_ns()
         if call.slot < 0:  # it was faster than the look, and has ended by itself
             at = 0
-        else:
+        elif not call.ended:  # its worker has died, or was asked to stop it when it had answered
             running, began = self._slots.page.running(call.slot)
             if running not in (0, call.id):  # the worker was faster than its agent
                 at -= max(0, int(1e9 * (time.monotonic() - began)))
