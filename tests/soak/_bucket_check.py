@@ -30,8 +30,13 @@ class Reader:
         self._client, self._prefix = client, prefix
 
     def names(self, below: str = "") -> list[str]:
+        return [*self.tags(below)]
+
+    def tags(self, below: str = "") -> dict[str, str]:
+        """Return the entity tag of each object."""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket="models", Prefix=f"{self._prefix}{below}")
-        return [each["Key"].removeprefix(self._prefix) for page in pages for each in page.get("Contents", ())]
+        listed = [each for page in pages for each in page.get("Contents", ())]
+        return {each["Key"].removeprefix(self._prefix): each["ETag"] for each in listed}
 
     def get(self, name: str) -> bytes:
         data: bytes = self._client.get_object(Bucket="models", Key=f"{self._prefix}{name}")["Body"].read()

@@ -45,7 +45,7 @@ PAUSE = 0.7
 PATIENCE = 240.0
 """Seconds within which a program must begin to train, or a checkpoint be in the bucket."""
 KEYS = ("SAVE_ID", "SAVE_SECRET")
-_LOOK = 0.2
+_LOOK, _SETTLING = 0.2, 1.0
 
 
 class Trouble(Exception):
@@ -164,6 +164,10 @@ class Training:
         """Kill everything on the machine, remove its disk, and kill the client."""
         self.cloud.terminate(self.cloud.instances())
         attempt.kill()
+        before, now = None, self.reader.tags()
+        while now != before:  # the store may still be ending what the machine had sent
+            time.sleep(_SETTLING)
+            before, now = now, self.reader.tags()
 
     def whole(self) -> list[int]:
         """Return the steps of the checkpoints that would be brought back, from old to new."""
