@@ -109,8 +109,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
     made.watch.kill()
     if first:
         os.waitpid(first, 0)
-    for number in [*made.read]:
-        os.close(number)
+    made.until(lambda: not made.read)  # it has read that the mover has ended, and closed its pipes
 
 
 def test_what_a_mover_has_counted_goes_on_with_the_next_one(watched: Watched) -> None:
