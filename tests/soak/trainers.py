@@ -216,7 +216,7 @@ class Training:
             self.lose_machine(attempt)
         self._losses.append(attempt.losses())
         if first != before:
-            raise Trouble(f"it went on from {first}, and the bucket had {before}")
+            raise Trouble(f"it went on from {first}, and the bucket had {before}: {self.reader.tags()}")
         there = max(self.whole(), default=0)
         if there < safe:
             raise Trouble(f"step {safe} was in the bucket before the kill, and now only {there}")
@@ -254,7 +254,7 @@ class Training:
             raise Trouble("the program has failed without skypool")
         first = min(attempt.losses(), default=STEPS + 1) - 1
         if first != before:
-            raise Trouble(f"it went on from {first}, and the bucket had {before}")
+            raise Trouble(f"it went on from {first}, and the bucket had {before}: {self.reader.tags()}")
         for losses in (*self._losses, attempt.losses()):
             if wrong := _trainer_check.differences(losses, alone.losses()):
                 raise Trouble(f"losses differ: {wrong[:3]}")
