@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -177,8 +178,9 @@ class Training:
         """Return the step from which a program would go on; 0 for none."""
         if self.kind != "lightning":
             return max(self.whole(), default=0)
-        is_there = "last.ckpt" in self.reader.names()  # what it goes on from, and another file beside the newest one
-        return _trainer_check.global_step(self.reader.get("last.ckpt")) if is_there else 0
+        # it goes on from the newest of these; on another machine, each attempt has one of its own
+        last = [each for each in self.reader.names() if re.fullmatch(r"last(-v\d+)?\.ckpt", each)]
+        return max((_trainer_check.global_step(self.reader.get(each)) for each in last), default=0)
 
     def until(self, attempt: Attempt, is_so: Any, what: str) -> None:
         began = time.monotonic()
