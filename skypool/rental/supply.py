@@ -217,9 +217,8 @@ class Supply:
         return rented
 
     def _order(self, offer: Offer, nodes: tuple[int, ...]) -> Order:
-        terms, limits = self._terms, self.rental.limits
-        lifetime = limits.life_of([offer] * (len(nodes) // offer.hosts), terms.lease)
-        caps = [terms.need.max_usd_per_hour or None, limits.highest_price(offer)]
+        terms, rental = self._terms, self.rental
+        lifetime = rental.limits.life_of([offer] * (len(nodes) // offer.hosts), terms.lease)
         return Order(
             pool=terms.name,
             token=f"{self._series}-{next(self._numbers)}",
@@ -228,7 +227,7 @@ class Supply:
             lease=terms.lease,
             lifetime=lifetime,
             until=_from_now(terms.lease + _BOOT),
-            max_usd_per_hour=min((each for each in caps if each is not None), default=None),
+            max_usd_per_hour=rental.highest_price(offer),
             progress=self.orders,
         )
 
