@@ -13,12 +13,13 @@ import pytest
 
 import skypool as sky
 from skypool.cli.run_messages import Json
-from skypool.errors import BudgetExceeded, UsageError
+from skypool.errors import AccessError, BudgetExceeded, ProviderError, UsageError
 from skypool.head.states import Claim, Entry, Outcome
 from skypool.head.states import Ledger as State
 from skypool.model import Market, Need
 from skypool.rental import budget as budgets
-from skypool.rental import reaper
+from skypool.rental import launch, reaper
+from skypool.rental import supply as supplies
 from skypool.rental.ledger import Ledger
 from skypool.rental.run_account import ENDING, RunAccount
 from skypool.rental.supply import Supply
@@ -170,6 +171,43 @@ def test_the_runner_has_a_lifetime_that_is_over_at_the_written_end(budget: float
     assert given.lifetime is not None
     assert given.lines[0].begins + given.lifetime == pytest.approx(account.ends, abs=0.1)
     assert given.budget == record_of().budget
+
+
+# --- machines that nobody knows ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeCloud, Supply]:
+    """A cloud that has made a machine without an answer, and another one, which is known."""
+    monkeypatch.setattr(launch, "_ATTEMPTS", 1)
+    monkeypatch.setattr(supplies, "_LOOK", 0.1)
+    places = [("north", "north-a", 36.0), ("south", "south-a", 37.0)]
+    stock = [Stock("gpu-8", usd, "H100:8", region, zone) for region, zone, usd in places]
+    cloud = FakeCloud(tmp_path / "cloud", stock, machines=False)
+    cloud.control.lose_reply()
+    cloud.control.refuse(AccessError, "describe")
+    supply = rented(cloud)
+    assert len(cloud.control.alive("machine")) == 2
+    return cloud, supply
+
+
+def test_a_machine_that_came_without_an_answer_is_ended_before_its_client_leaves(
+    lost: tuple[FakeCloud, Supply],
+) -> None:
+    cloud, supply = lost
+    cloud.control.refuse(AccessError, "describe")
+    supply.end_lost()
+    assert [each.id for each in cloud.instances(pool="train")] == [each.id for each in supply.rental.there]
+
+
+def test_a_client_does_not_leave_while_it_is_not_known_if_there_is_another_machine(
+    lost: tuple[FakeCloud, Supply], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud, supply = lost
+    monkeypatch.setattr(supplies, "LATE", 0.3)
+    cloud.control.refuse(AccessError, "describe", times=None)
+    with pytest.raises(ProviderError, match="fake did not answer an order, and does not say"):
+        supply.end_lost()
 
 
 # --- spot machines without a budget --------------------------------------------------------------------------

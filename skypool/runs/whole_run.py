@@ -638,6 +638,8 @@ class WholeRun:
         saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
         supply = pool._sender.working().supply
         assert supply is not None  # it has rented the machine
+        tell.stage("orders without an answer, of which machines may still come")
+        supply.end_lost()
         account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST))
         given = pool._handed_over()
         needs = Needs.of(claim, replace(given, record=account.limited(given.record)), call, 0, saved)
