@@ -59,7 +59,7 @@ def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
 
 
 @pytest.fixture
-def endless(tmp_path: Path) -> Iterator[Endless]:
+def endless(tmp_path: Path) -> Iterator[FakeCloud]:
     with Endless(tmp_path / "endless", SOLD, machines=False, ends_itself=False) as made:
         yield made
 
@@ -80,7 +80,7 @@ def handed(supply: Supply, seconds: float = 1e6) -> RunAccount:
 
 
 def test_a_run_is_not_given_to_a_machine_that_is_billed_after_its_end(
-    cloud: FakeCloud, endless: Endless, monkeypatch: pytest.MonkeyPatch
+    cloud: FakeCloud, endless: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = r"endless gpu cannot end its own cost.*gc --yes.*choose another provider=, or leave detach= out"
     with pytest.raises(UsageError, match=said):

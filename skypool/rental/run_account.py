@@ -31,6 +31,7 @@ class RunAccount:
         claim: the run and its generation.
         ends: the written end in seconds since 1970, by the wall clock. It is early enough that the pool costs no more
             than its budget, even if the price of a spot machine rises.
+        limit: what ends the run then: "budget" or "lifetime".
         latest: the latest time at which the machine may still be there.
         worst_usd: the most that the pool may cost in all, in US dollars, if the machine is there until `latest`.
 
@@ -56,7 +57,7 @@ class RunAccount:
                 raise UsageError(f"the run is not handed over, as machine {each.id} at {each.provider} {COSTS_ON}")
         now, budget = clock.now(), rental.limits.budget
         for_budget = rental.surely_until() - ENDING
-        self._is_by_budget = for_budget < now + seconds
+        self.limit = "budget" if for_budget < now + seconds else "lifetime"
         ends = min(for_budget, now + seconds)
         worst = rental.worst_until(max(now, ends) + ENDING)
         if budget is not None and (ends <= now or worst > budget.max_usd * (1 + 1e-9)):
@@ -81,7 +82,7 @@ class RunAccount:
 
         The runner knows nothing else of that end: it stops the program shortly before.
         """
-        if self._is_by_budget and record.budget is not None:
+        if self.limit == "budget" and record.budget is not None:
             usd = sum(each.at(self.ends).usd for each in record.lines)
             return replace(record, budget=replace(record.budget, max_usd=usd))
         begins = min((each.begins for each in record.lines if each.billed_from is not None), default=time.time())

@@ -16,6 +16,7 @@ from skypool.data.data_asked import DataFolder
 from skypool.data.save_asked import SaveFolder
 from skypool.files.project import Survey
 from skypool.logs.masking import Masker
+from skypool.model import Offer
 from skypool.offers.ranking import Plan
 from skypool.runs.rank_lines import RankLines
 from skypool.runs.target import Target
@@ -42,14 +43,18 @@ def bounds(
     bills = [] if budget is None else [budget]
     spans = [] if lifetime is None else [lifetime]
     if lifetime is not None:
-        risen = [spot_price * plan.nodes[0] for each in plan.offers if spot_price and each.market == "spot"]
-        bills.append(max(prices + risen) * lifetime / 3600)
+        bills.append(plan.nodes[0] * max(_most_usd(offer, lifetime, spot_price) for offer in plan.offers))
     if budget and min(prices) > 0:
         spans.append(budget / min(prices) * 3600)
     ends = None
     if spans and min(spans) < _FAR:
         ends = (datetime.now(UTC) + timedelta(seconds=min(spans))).astimezone()
     return min(bills, default=None), ends
+
+
+def _most_usd(offer: Offer, seconds: float, spot_price: float | None) -> float:
+    price = max(offer.usd_per_hour, spot_price or 0.0) if offer.market == "spot" else offer.usd_per_hour
+    return price * max(seconds, offer.least_billed) / 3600 + offer.start_usd
 
 
 def _when(at: datetime | None) -> str:
