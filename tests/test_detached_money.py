@@ -65,8 +65,11 @@ def endless(tmp_path: Path) -> Iterator[FakeCloud]:
 
 
 def check(rent: dict[str, Any], **options: Any) -> None:
-    asked = Asked(rent, detach=True, keep=60.0, **options)
-    WholeRun(Target.of(["train.py"]), asked, _Printer()).check()
+    asked, tell = Asked(rent, detach=True, keep=60.0, **options), _Printer()
+    try:
+        WholeRun(Target.of(["train.py"]), asked, tell).check()
+    finally:
+        tell.close()
 
 
 def handed(supply: Supply, seconds: float = 1e6) -> RunAccount:
