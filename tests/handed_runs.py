@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 import skypool as sky
 from skypool.head.states import Claim, Entry
@@ -24,12 +25,12 @@ from skypool.testing import FakeCloud, Stock
 from tests.supplies import supply_of
 from tests.test_ledger import change
 
-STOCK = [Stock("gpu-8", 36.0, "H100:8"), Stock("small", 0.1)]
+STOCK = [Stock("gpu-8", 36.0, "H100:8"), Stock("gpu-8", 18.0, "H100:8", market="spot"), Stock("small", 0.1)]
 
 
-def cloud_at(folder: Path | str) -> FakeCloud:
-    list(FakeCloud(folder, stock=STOCK, machines=False).offers(Need()))
-    return FakeCloud(folder, machines=False, patience=0.3)
+def cloud_at(folder: Path | str, ends_itself: bool = True) -> FakeCloud:
+    list(FakeCloud(folder, stock=STOCK, machines=False, ends_itself=ends_itself).offers(Need()))
+    return FakeCloud(folder, machines=False, patience=0.3, ends_itself=ends_itself)
 
 
 def runners_of(run: str) -> list[int]:
@@ -47,10 +48,19 @@ async def _pause(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-def rented(cloud: FakeCloud, name: str = "train", budget: float | None = 100.0) -> Supply:
+def rented(
+    cloud: FakeCloud,
+    name: str = "train",
+    budget: float | None = 100.0,
+    market: Literal["on-demand", "spot"] = "on-demand",
+    max_usd_per_hour: float | None = None,
+) -> Supply:
     """The supply of a pool with one machine, which this process has rented."""
     cloud = replace(cloud, stock=None)  # the ledger can record the rest
-    pool = sky.ComputePool(cloud, accelerator="H100:8", name=name, budget=budget, lease=600, console="off")
+    pool = sky.ComputePool(
+        cloud, accelerator="H100:8", name=name, budget=budget, lease=600, console="off", market=market,
+        max_usd_per_hour=max_usd_per_hour,
+    )  # fmt: skip
     supply = supply_of(pool)
     asyncio.run(supply.look())
     supply.begin()

@@ -19,7 +19,7 @@ import skypool as sky
 from skypool import clock
 from skypool.errors import BudgetExceeded, LifetimeExceeded, UsageError
 from skypool.model import Offer
-from skypool.rental.budget import Enforcement, ceiling, worst_bill
+from skypool.rental.budget import Enforcement, ceiling, repriced, worst_bill
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_account import Rental
 from skypool.rental.receipt import Line, by_day
@@ -274,8 +274,9 @@ def test_no_bill_is_above_the_worst_one(
     since = billed if billed is not None else NOON + late * (end - NOON)
     bill = replace(now, until=end, ended=True, billed_from=since, usd_per_hour=price, earlier=((NOON, 36.0),))
     ended = replace(now, ended=True)
-    assert bill.usd + ended.usd <= worst_bill([now, ended], NOON, NOON + left, 1.25) + 1e-9
-    assert worst_bill([ended], NOON, NOON + left, 1.25) == ended.usd
+    dearest = repriced(now, NOON, 36.0 * 1.25) if market == "spot" else now
+    assert bill.usd + ended.usd <= worst_bill([dearest, ended], NOON, NOON + left) + 1e-9
+    assert worst_bill([ended], NOON, NOON + left) == ended.usd
 
 
 # --- the ceiling of all pools --------------------------------------------------------------------------------

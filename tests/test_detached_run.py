@@ -214,7 +214,7 @@ def test_a_client_killed_at_any_moment_of_the_hand_over_leaves_a_run_that_runs_o
 
 
 def test_a_rented_machine_stays_for_its_time_after_the_run_and_then_ends_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(reaper, "SETTLING", 0.5)
     project = tmp_path / f"p{secrets.token_hex(3)}"
@@ -231,6 +231,7 @@ def test_a_rented_machine_stays_for_its_time_after_the_run_and_then_ends_itself(
         whole.check()
         assert whole.run() == 0
         assert whole.is_detached
+        assert "and costs at most 20.00 USD in all" in capsys.readouterr().err
         [place] = (tmp_path / "cloud").glob(f"machines/*/home/.skypool/heads/{name}-1")
         eventually(lambda: stored.stored(place) is not None, 60, "the end of the run")
         status = stored.stored(place)

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skypool as sky
+from skypool import clock
 from skypool.cli.top_survey import Answer, view_of
 from skypool.drivers.contract import Abilities
 from skypool.errors import AccessError, BudgetExceeded, LedgerError, PoolClosed, ProviderError, TakenOver, UsageError
@@ -321,11 +322,12 @@ def test_the_worst_bill_of_a_run_counts_as_spent(cloud: FakeCloud, monkeypatch: 
 
 
 def test_the_worst_bill_has_the_highest_price_of_a_spot_machine(cloud: FakeCloud) -> None:
-    rental = rented(cloud).rental
-    change(Ledger.here().file, "UPDATE instances SET market = 'spot'")
-    assert rental.worst_until(time.time() + 3600) == pytest.approx(36.0 * 1.25, rel=0.01)
+    rental = rented(cloud, market="spot").rental
+    assert rental.worst_until(clock.now() + 3600) == pytest.approx(18.0 * 1.25, rel=0.01)
     change(Ledger.here().file, "UPDATE instances SET billed_from = NULL")
-    assert rental.worst_until(time.time() + 3600) == pytest.approx(36.0 * 1.25, rel=0.01)
+    assert rental.worst_until(clock.now() + 3600) == pytest.approx(18.0 * 1.25, rel=0.01)
+    change(Ledger.here().file, "UPDATE instances SET usd_per_hour = 9.0")
+    assert rental.worst_until(clock.now() + 3600) == pytest.approx(18.0 * 1.25, rel=0.01), "it may rise again"
 
 
 def test_a_machine_is_not_charged_beyond_the_end_of_its_run(cloud: FakeCloud) -> None:

@@ -250,9 +250,11 @@ class Json(Lines):
             folder=target.folder,
         )  # fmt: skip
 
-    def rents(self, plan: Plan, budget: float | None, lifetime: float | None, pool: str) -> None:
+    def rents(
+        self, plan: Plan, budget: float | None, lifetime: float | None, pool: str, spot_price: float | None = None
+    ) -> None:
         best = plan.offers[0]
-        usd, ends = bounds(plan, budget, lifetime)
+        usd, ends = bounds(plan, budget, lifetime, spot_price)
         accelerator = None if best.accelerator is None else str(best.accelerator)
         self._tell(
             "plan", pool=pool, provider=best.provider, type=best.instance_type, accelerator=accelerator,
@@ -268,8 +270,8 @@ class Json(Lines):
     def stays(self, pool: str, seconds: float, usd_per_hour: float) -> None:
         self._tell("stays", pool=pool, seconds=round(seconds, 3), usd_per_hour=usd_per_hour)
 
-    def detached(self, pool: str, seconds: float, folder: str) -> None:
-        self._tell("detached", pool=pool, seconds=round(seconds, 3), folder=folder)
+    def detached(self, pool: str, seconds: float, worst_usd: float, folder: str) -> None:
+        self._tell("detached", pool=pool, seconds=round(seconds, 3), worst_usd=worst_usd, folder=folder)
 
     def starts(self, pool: str, boot: float, environment: float, usd: float | None) -> None:
         boot, environment = round(boot, 3), round(environment, 3)

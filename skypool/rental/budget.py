@@ -163,23 +163,25 @@ def lowered(budget: Budget | None, most: float | None) -> Budget | None:
     return Budget(most) if budget is None else replace(budget, max_usd=min(budget.max_usd, most))
 
 
-def worst_bill(lines: Iterable[Line], now: float, until: float, rise: float = 1.0) -> float:
+def worst_bill(lines: Iterable[Line], now: float, until: float) -> float:
     """Return the most that machines may cost in all, in US dollars, if those that have not ended end until a time.
 
     Args:
-        lines: the machines and their costs so far.
+        lines: the machines and their costs so far. Prices stay as they are, so give the highest ones: `repriced`.
         now, until: the present time and that time, in seconds since 1970.
-        rise: the factor by which prices of spot machines may rise from now on.
     """
     usd = 0.0
     for line in lines:
         if not line.ended:
-            higher = line.usd_per_hour * (rise if line.market == "spot" else 1.0)
-            earlier = (*line.earlier, (now, line.usd_per_hour))
             begins = now if line.billed_from is None else line.billed_from  # billing may begin at any moment
-            line = replace(line, usd_per_hour=higher, earlier=earlier, until=max(now, until), billed_from=begins)
+            line = replace(line, until=max(now, until), billed_from=begins)
         usd += line.usd
     return usd
+
+
+def repriced(line: Line, now: float, usd_per_hour: float) -> Line:
+    """Return a line with another price from the time `now` on, in seconds since 1970."""
+    return replace(line, usd_per_hour=usd_per_hour, earlier=(*line.earlier, (now, line.usd_per_hour)))
 
 
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:

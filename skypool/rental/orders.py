@@ -14,7 +14,7 @@ from skypool.model import Instance, Offer, Order
 from skypool.rental.machine_ends import LISTING, Endings, driver_of, ends_itself, waits_of
 from skypool.rental.pool_account import Rental
 
-_LATE = 120.0
+LATE = 120.0
 """Seconds for which machines of an order without an answer are looked for while the pool runs."""
 
 _Key = tuple[str, str]
@@ -57,6 +57,11 @@ class Orders:
     def unclear(self) -> set[str]:
         """Names of the providers that may have machines of open orders."""
         return set(self._open.values())
+
+    @property
+    def has_lost(self) -> bool:
+        """True while machines of orders without an answer are looked for."""
+        return bool(self._lost)
 
     def intend(self, order: Order, offer: Offer) -> None:
         """Record that an order is about to be sent. Tell the user if machines of this offer cannot end themselves.
@@ -182,5 +187,5 @@ class Orders:
             if there and self._rental.ledger is not None:
                 waits = {provider} if waits_of(self._drivers, there) else set[str]()
                 self._rental.ledger.found(self._rental.session, there, waits, since_request=False)
-            if (there and not self._endings.terminate(there)) or time.monotonic() - at > _LATE:
-                del self._lost[token]
+            if (there and not self._endings.terminate(there)) or time.monotonic() - at > LATE:
+                self._lost.pop(token, None)  # another thread may have looked, too

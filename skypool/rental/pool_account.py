@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from skypool import clock, events
 from skypool.drivers.contract import Driver
 from skypool.errors import BudgetExceeded, LedgerError, PoolClosed, TakenOver
-from skypool.model import Instance
-from skypool.rental.budget import CEILING, HEADROOM, Budget, Enforcement, ceiling, lowered, worst_bill
+from skypool.model import Instance, Offer
+from skypool.rental.budget import CEILING, Budget, Enforcement, ceiling, lowered, repriced, worst_bill
 from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import Terms
-from skypool.rental.receipt import IdleSpan, Receipt
+from skypool.rental.receipt import IdleSpan, Line, Receipt
 from skypool.rental.records import Record
 from skypool.wire.error_text import cut
 
@@ -261,14 +261,43 @@ class Rental:
         prices = [each.usd_per_hour for each in lines if (each.provider, each.id) == _key(instance)]
         return prices == [0.0]
 
+    def highest_price(self, offer: Offer) -> float | None:
+        """Return the US dollars per hour above which a machine on this offer must end; None for no such price."""
+        caps = [self._terms.need.max_usd_per_hour or None, self.limits.highest_price(offer)]
+        return min((each for each in caps if each is not None), default=None)
+
     def worst_until(self, time: float) -> float:
         """Return the most that the pool may cost in all, in US dollars, if its machines end at this time.
 
-        `time` is in seconds since 1970. The prices of spot machines may rise up to those at which they must end. Raises
+        `time` is one of `skypool.clock.now`. Prices of spot machines may rise to those at which they must end. It is
+        `math.inf` if there is no such price. Raises LedgerError if the costs cannot be read from the ledger or from
+        memory.
+        """
+        now = clock.now()
+        return worst_bill(self._dearest(now), now, time)
+
+    def surely_until(self) -> float:
+        """Return the time until which the budget lasts in any case, even if prices of spot machines rise at once.
+
+        It is one of `skypool.clock.now`, and `math.inf` without a budget, or if no machine costs anything. Raises
         LedgerError if the costs cannot be read from the ledger or from memory.
         """
-        rise = 1.0 if self.limits.budget is None else HEADROOM
-        return worst_bill(self.receipt.lines, clock.now(), time, rise)
+        now, budget = clock.now(), self.limits.budget
+        return math.inf if budget is None else now + budget.lasts(self._dearest(now), now)
+
+    def _dearest(self, now: float) -> list[Line]:
+        """Return the receipt's lines with the highest prices that machines may have from `now` on."""
+        return [each if each.ended else repriced(each, now, self._dearest_price(each)) for each in self.receipt.lines]
+
+    def _dearest_price(self, line: Line) -> float:
+        if line.market != "spot" or not line.usd_per_hour:
+            return line.usd_per_hour
+        machine = self._there.get((line.provider, line.id))
+        offer = None if machine is None else machine.offer
+        most = None if offer is None else self.highest_price(offer)
+        if offer is None or most is None:
+            return math.inf
+        return max(line.usd_per_hour, most / offer.hosts)  # not each provider holds to the highest price
 
     def ended(self, instances: Iterable[Instance]) -> None:
         """Record that these instances have ended, in one transaction for each provider.

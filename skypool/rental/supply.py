@@ -23,7 +23,7 @@ from skypool.offers.ranking import Plan
 from skypool.rental import reaper, reaper_process
 from skypool.rental.launch import Attempts, Launcher, Rented, place
 from skypool.rental.machine_ends import Endings, driver_of, ends_itself, waits_of
-from skypool.rental.orders import Orders
+from skypool.rental.orders import LATE, Orders
 from skypool.rental.planning import Pause, Planning
 from skypool.rental.pool_account import Rental
 from skypool.rental.pool_terms import Terms
@@ -36,6 +36,8 @@ REPRICE = 600.0
 """Seconds after which the prices of spot machines are read again."""
 _TO_SHOW = 30.0
 """Seconds within which a provider must list tags as they were written."""
+_LOOK = 5.0
+"""Seconds between two looks for machines of orders without an answer."""
 
 
 class Supply:
@@ -217,9 +219,8 @@ class Supply:
         return rented
 
     def _order(self, offer: Offer, nodes: tuple[int, ...]) -> Order:
-        terms, limits = self._terms, self.rental.limits
-        lifetime = limits.life_of([offer] * (len(nodes) // offer.hosts), terms.lease)
-        caps = [terms.need.max_usd_per_hour or None, limits.highest_price(offer)]
+        terms, rental = self._terms, self.rental
+        lifetime = rental.limits.life_of([offer] * (len(nodes) // offer.hosts), terms.lease)
         return Order(
             pool=terms.name,
             token=f"{self._series}-{next(self._numbers)}",
@@ -228,7 +229,7 @@ class Supply:
             lease=terms.lease,
             lifetime=lifetime,
             until=_from_now(terms.lease + _BOOT),
-            max_usd_per_hour=min((each for each in caps if each is not None), default=None),
+            max_usd_per_hour=rental.highest_price(offer),
             progress=self.orders,
         )
 
@@ -370,6 +371,23 @@ class Supply:
         """
         found = self.driver_of(instance).instances(pool=instance.pool)
         return {each.id: each.state for each in found}.get(instance.id, "ended") in ("ending", "ended")
+
+    def end_lost(self) -> None:
+        """Look for machines of orders without an answer until none may come any more, and terminate them.
+
+        Blocks until 120 s after the last such order. Raises ProviderError if the provider did not list its machines.
+        """
+        until = time.monotonic() + LATE
+        while self.orders.has_lost:
+            self.terminate_lost()
+            if not self.orders.has_lost:
+                return
+            if time.monotonic() >= until + _LOOK:
+                raise ProviderError(
+                    f"{', '.join(sorted(self.orders.unclear))} did not answer an order, and does not say if there is a "
+                    f"machine of it, which nobody would end; `skypool gc` shows it later"
+                )
+            time.sleep(_LOOK)
 
     # --- the end ---------------------------------------------------------------------------------------------
 

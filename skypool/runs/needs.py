@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from skypool.errors import ProtocolError, UsageError
@@ -16,6 +17,8 @@ from skypool.wire.transport import Subprocess
 
 _MOST = 15 << 20
 """The most bytes of packed needs, which travel in one frame."""
+_MOST_PROGRAM = 12 << 20
+"""The most bytes of a program's command line and variables, which leave room for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,7 @@ class Needs:
         """
         data = pickle.dumps(self)
         if len(data) > _MOST:
-            raise UsageError(
-                f"the run's command line and variables have {len(data):,} bytes, and its machine takes {_MOST:,}; "
-                "write what is large into a file of the project"
-            )
+            raise UsageError(f"what the runner needs has {len(data):,} bytes, and its machine takes {_MOST:,}")
         return data
 
     @classmethod
@@ -74,3 +74,13 @@ class Needs:
         if not isinstance(found, cls):
             raise ProtocolError(f"the runner got {type(found).__name__} in place of what it needs")
         return found
+
+
+def check_size(words: Sequence[str], env: Mapping[str, str]) -> None:
+    """Raise UsageError if a program's command line and variables are too large for needs."""
+    size = len(pickle.dumps((tuple(words), dict(env))))
+    if size > _MOST_PROGRAM:
+        raise UsageError(
+            f"the program's command line and variables have {size:,} bytes, and a run that is given to its machine may "
+            f"have {_MOST_PROGRAM:,}; write what is large into a file of the project"
+        )

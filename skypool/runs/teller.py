@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from skypool.data.data_asked import DataFolder
 from skypool.data.save_asked import SaveFolder
 from skypool.files.project import Survey
 from skypool.logs.masking import Masker
+from skypool.model import Offer
 from skypool.offers.ranking import Plan
 from skypool.runs.rank_lines import RankLines
 from skypool.runs.target import Target
@@ -28,21 +30,31 @@ _SLOW = 3.0
 """Seconds after which it is told what a run waits for."""
 
 
-def bounds(plan: Plan, budget: float | None, lifetime: float | None) -> tuple[float | None, datetime | None]:
-    """Return the worst bill in USD, and the latest end in local time. Each is None if there is no limit."""
+def bounds(
+    plan: Plan, budget: float | None, lifetime: float | None, spot_price: float | None = None
+) -> tuple[float | None, datetime | None]:
+    """Return the worst bill in USD, and the latest end in local time. Each is None if there is no limit.
+
+    `spot_price` is the price in USD per hour to which that of a spot machine may rise; None if it stays as it is.
+    """
     prices = [offer.usd_per_hour * plan.nodes[0] for offer in plan.offers]
     if not any(prices):
         budget = 0.0
     bills = [] if budget is None else [budget]
     spans = [] if lifetime is None else [lifetime]
     if lifetime is not None:
-        bills.append(max(prices) * lifetime / 3600)
+        bills.append(plan.nodes[0] * max(_most_usd(offer, lifetime, spot_price) for offer in plan.offers))
     if budget and min(prices) > 0:
         spans.append(budget / min(prices) * 3600)
     ends = None
     if spans and min(spans) < _FAR:
         ends = (datetime.now(UTC) + timedelta(seconds=min(spans))).astimezone()
     return min(bills, default=None), ends
+
+
+def _most_usd(offer: Offer, seconds: float, spot_price: float | None) -> float:
+    price = max(offer.usd_per_hour, spot_price or 0.0) if offer.market == "spot" else offer.usd_per_hour
+    return price * max(seconds, offer.least_billed) / 3600 + offer.start_usd
 
 
 def _when(at: datetime | None) -> str:
@@ -148,10 +160,15 @@ class Teller(ABC):
         files = f"{len(survey.paths):,} file{'s' * (len(survey.paths) != 1)}"
         self.note(f"project  {files}, {decimal(survey.bytes)}{', ' + about if about else ''}{unsent}")
 
-    def rents(self, plan: Plan, budget: float | None, lifetime: float | None, pool: str) -> None:
-        """Tell what is rented, and which limits it has. `pool` is the name of the pool to be."""
+    def rents(
+        self, plan: Plan, budget: float | None, lifetime: float | None, pool: str, spot_price: float | None = None
+    ) -> None:
+        """Tell what is rented, and which limits it has. `pool` is the name of the pool to be.
+
+        `spot_price` is the price in USD per hour to which that of a spot machine may rise; None if it stays as it is.
+        """
         best, nodes = plan.offers[0], plan.nodes[0]
-        usd, ends = bounds(plan, budget, lifetime)
+        usd, ends = bounds(plan, budget, lifetime, spot_price)
         limits = [f"at most {usd:.2f} USD" if usd is not None else "no limit", _when(ends)]
         limit = ", ".join(filter(None, limits)) if best.usd_per_hour else "free"
         machine = " ".join(filter(None, [best.provider, best.instance_type, best.zone or best.region]))
@@ -177,11 +194,17 @@ class Teller(ABC):
         spent = f"{_price(usd)} before your first line"
         self.note(f"start    pool {pool}: boot {span(boot)}, environment {span(environment)}, {spent}")
 
-    def detached(self, pool: str, seconds: float, folder: str) -> None:
-        """Tell that the run belongs to its machine now, after how long that ends in any case, and the folder there."""
+    def detached(self, pool: str, seconds: float, worst_usd: float, folder: str) -> None:
+        """Tell that the run belongs to its machine now. `folder` is that of its output there.
+
+        Args:
+            seconds: after how long the machine ends in any case.
+            worst_usd: the most that the pool may cost in all, in US dollars.
+        """
+        cost = f" and costs at most {math.ceil(100 * worst_usd) / 100:.2f} USD in all" if worst_usd else ""
         self.note(
-            f"detached run {pool} belongs to its machine now, which ends within {span(seconds)}; its output and its "
-            f"end are in {folder} there; `skypool ps` shows it, and `skypool down {pool}` ends it"
+            f"detached run {pool} belongs to its machine now, which ends within {span(seconds)}{cost}; its output and "
+            f"its end are in {folder} there; `skypool ps` shows it, and `skypool down {pool}` ends it"
         )
 
     def stage(self, text: str) -> None:

@@ -35,12 +35,13 @@ from skypool.pool.saving import check_expiry, check_identity, check_lease, longe
 from skypool.pool.states import Phase
 from skypool.rental.budget import START, Budget, ceiling, start_words, usd_to_start
 from skypool.rental.ledger import Ledger
+from skypool.rental.machine_ends import ends_itself
 from skypool.rental.pool_terms import pool_name
 from skypool.rental.records import Record, newest
-from skypool.rental.run_account import RunAccount
+from skypool.rental.run_account import COSTS_ON, ENDING, PRICE_RISES, RunAccount
 from skypool.runs import lingering, node_program, secret_values
 from skypool.runs.handing_over import HandingOver
-from skypool.runs.needs import Needs
+from skypool.runs.needs import Needs, check_size
 from skypool.runs.owned_machine import OwnedMachine
 from skypool.runs.program_run import ProgramRun, await_end, in_thread
 from skypool.runs.save_places import Place, common
@@ -204,6 +205,7 @@ class WholeRun:
                 f"{detach} needs machines that end themselves, and {option('best_effort')} takes others, too; leave "
                 "one out"
             )
+        check_size(self._target.words, asked.env)
 
     def _check_machine(self, found: Plan) -> None:
         """Raise UsageError if a run cannot be handed over to the machines that may be rented."""
@@ -223,6 +225,30 @@ class WholeRun:
         if self._buckets:
             raise UsageError(
                 f"{detach} does not keep folders in buckets yet; leave {detach} or {self._tell.option('save')} out"
+            )
+
+    def _check_cost(self, found: Plan, most: float | None) -> None:
+        """Raise UsageError if a machine that may be rented would cost more than was said when nobody watches it.
+
+        `most` is the budget in USD; None for none.
+        """
+        option = self._tell.option
+        detach, price = option("detach"), self._asked.rent.get("max_usd_per_hour")
+        drivers = drivers_asked(self._asked.rent["provider"])
+        costly = [each for each in found.offers if each.usd_per_hour]
+        endless = [each for each in costly if not ends_itself(drivers, each)]
+        if endless and (most is None or len(endless) == len(found.offers)):  # with a budget, others are rented
+            what = f"{endless[0].provider} {endless[0].instance_type}"
+            raise UsageError(
+                f"{what} {COSTS_ON}, and with {detach} nobody watches it; choose another {option('provider')}, or "
+                f"leave {detach} out"
+            )
+        spot = next((each for each in costly if each.market == "spot"), None)
+        if spot is not None and most is None and not price:
+            raise UsageError(
+                f"{PRICE_RISES}: say what {spot.provider} {spot.instance_type} may cost at most, as by "
+                f"{option('budget', 20)}, or {option('max_usd_per_hour', math.ceil(125 * spot.usd_per_hour) / 100)} "
+                f"for an hour"
             )
 
     def _places(self) -> tuple[str, list[SaveFolder]]:
@@ -302,12 +328,16 @@ class WholeRun:
             self._tell_of_others()
         found = planned(self._rent, tell.option)
         self._check_node(found)
-        if asked.detach:
-            self._check_machine(found)
         most = min((each for each in (asked.budget, ceiling()) if each is not None), default=None)
+        if asked.detach:
+            self._check_cost(found, most)
+            self._check_machine(found)
         self._check_start(found, most)
         self._check_logins(found, longest(found, found.nodes[0], asked.max_lifetime, most))
-        tell.rents(found, most, asked.max_lifetime, self._name)
+        if asked.detach and asked.max_lifetime is not None:
+            tell.rents(found, most, asked.max_lifetime + ENDING, self._name, asked.rent.get("max_usd_per_hour"))
+        else:
+            tell.rents(found, most, asked.max_lifetime, self._name)
         is_budget = most is not None and any(each.usd_per_hour for each in found.offers)
         tell.saves(self._buckets, "the budget" if is_budget else "the lifetime" if asked.max_lifetime else "")
         tell.data(self._data)
@@ -608,8 +638,12 @@ class WholeRun:
         saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
         supply = pool._sender.working().supply
         assert supply is not None  # it has rented the machine
+        tell.stage("orders without an answer, of which machines may still come")
+        supply.end_lost()
         account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST))
-        needs = Needs.of(claim, pool._handed_over(), call, 0, saved)
+        given = pool._handed_over()
+        needs = Needs.of(claim, replace(given, record=account.limited(given.record)), call, 0, saved)
+        needs.packed()  # a mistake there is told while the machine has no other owner
         tell.stage("the machine, which takes the run over")
         owned = OwnedMachine(pool, needs, account, self._asked.keep or 0.0)
         handing = HandingOver(claim, account.left, secrets.token_urlsafe(32), owned)
@@ -625,7 +659,7 @@ class WholeRun:
             await_end(left)
         left.result()
         if said is Said.DETACHED:
-            tell.detached(pool.name, account.left, needs.folder)
+            tell.detached(pool.name, account.left, account.worst_usd, needs.folder)
             return 0
         if said is Said.INTERRUPTED:
             raise SkypoolError(
