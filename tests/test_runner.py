@@ -74,9 +74,10 @@ class Machine:
         self.folder = Path(needs.folder)
         supply = self.pool._sender.working().supply
         assert supply is not None
-        account = RunAccount(supply, self.claim, 600.0)
+        heir = secrets.token_hex(8)
+        account = RunAccount(supply, self.claim, 600.0, messages.heir_digest(heir))
         owned = OwnedMachine(self.pool, needs, account)
-        handing = HandingOver(self.claim, account.left, secrets.token_hex(8), owned)
+        handing = HandingOver(self.claim, account.left, heir, owned)
         owned.follow(handing.hear)
         return handing.run(), handing.why, owned
 

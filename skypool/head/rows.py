@@ -61,16 +61,20 @@ def read(folder: str) -> WrittenRow | None:
     """
     try:
         with open(os.path.join(folder, FILE), "rb") as file:
-            data = file.read(_MOST)
+            return parsed(file.read(_MOST), folder)
     except FileNotFoundError:
         return None
+
+
+def parsed(data: bytes | str, folder: str) -> WrittenRow:
+    """Return the row that is in a file in the folder of a run. Raises SkypoolError if it is not valid."""
     try:
         said = json.loads(data)
         if not isinstance(said, dict):
             raise TypeError("it is no object")
         claim = messages.claim(said["claim"])
         return WrittenRow(claim, float(said["end"]), str(said["heir"]), float(said["written"]))
-    except (KeyError, TypeError, ValueError) as e:
+    except (KeyError, OverflowError, RecursionError, TypeError, ValueError) as e:
         raise SkypoolError(
             f"the file {FILE} in {folder} is not valid: {type(e).__name__}: {e}; it was damaged, so nobody knows "
             "whether this machine belongs to a run"

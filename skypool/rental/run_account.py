@@ -22,23 +22,26 @@ class RunAccount:
 
     Attributes:
         claim: the run and its generation.
+        heir: the digest of the word by which the runner will be known; "" if it was not given.
         ends: the written end in seconds since 1970, by the wall clock.
         latest: the latest time at which the machine may still be there.
 
     Args:
         supply: the providers of the pool.
         seconds: seconds from now until the guard ends the machine in any case.
+        heir: the digest of the word by which the runner will be known, as from `messages.heir_digest`.
 
     Raises:
         UsageError: `seconds` is not a positive, finite number.
     """
 
-    def __init__(self, supply: Supply, claim: Claim, seconds: float) -> None:
+    def __init__(self, supply: Supply, claim: Claim, seconds: float, heir: str = "") -> None:
         if not 0 < seconds < math.inf:
             raise UsageError(f"a run is handed over with an end, after a positive number of seconds, not {seconds!r}")
         self._supply = supply
         self._rental = supply.rental
         self.claim = claim
+        self.heir = heir
         self.ends = time.time() + seconds
         self.latest = self.ends + ENDING
 
@@ -61,7 +64,9 @@ class RunAccount:
             raise SkypoolError(f"the ledger does not have pool {rental.pool!r}, so its run cannot be handed over")
         if entry.state is Ledger.DETACHING:
             usd = rental.worst_until(self.latest)
-            rental.ledger.hand_over(rental.session, self.claim, ends=self.ends, latest=self.latest, worst_usd=usd)
+            rental.ledger.hand_over(
+                rental.session, self.claim, ends=self.ends, latest=self.latest, worst_usd=usd, heir=self.heir
+            )
         else:
             rental.ledger.mark(rental.session, entry)
 

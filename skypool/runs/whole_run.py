@@ -25,6 +25,7 @@ from skypool.data.save_asked import SaveFolder, checked, refused_to_stranger, sa
 from skypool.drivers import Driver
 from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers, SkypoolError, UsageError
 from skypool.files.project import Project, Survey, surveyed
+from skypool.head import messages
 from skypool.head.states import Claim, Said
 from skypool.link.spares import Spares
 from skypool.model import Offer
@@ -608,11 +609,12 @@ class WholeRun:
         saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
         supply = pool._sender.working().supply
         assert supply is not None  # it has rented the machine
-        account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST))
+        heir = secrets.token_urlsafe(32)
+        account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST), messages.heir_digest(heir))
         needs = Needs.of(claim, pool._handed_over(), call, 0, saved)
         tell.stage("the machine, which takes the run over")
         owned = OwnedMachine(pool, needs, account, self._asked.keep or 0.0)
-        handing = HandingOver(claim, account.left, secrets.token_urlsafe(32), owned)
+        handing = HandingOver(claim, account.left, heir, owned)
         owned.follow(handing.hear)
         said = handing.run()
         tell.stage("")
@@ -634,7 +636,8 @@ class WholeRun:
             )
         raise SkypoolError(
             f"it is not known whether run {pool.name} belongs to its machine: {handing.why}; the machine ends in "
-            f"{span(account.left)} at the latest, and `skypool ps` shows what is there"
+            f"{span(account.left)} at the latest. `skypool ps` asks the machine again, and shows its answer as soon as "
+            f"it can be reached; `skypool down {pool.name}` ends it"
         )
 
     def _save_rest(self, made: ProgramRun) -> None:
