@@ -77,10 +77,10 @@ def handed(
     return account
 
 
-def write_row(folder: Path, claim: Claim, heir: str = HEIR) -> None:
+def write_row(folder: Path, claim: Claim, heir: str = HEIR, **more: str) -> None:
     """Write the row of a run into its folder, as its agent does."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows.write(str(folder), rows.WrittenRow(claim, time.time() + 3600, heir, time.time()))
+    rows.write(str(folder), rows.WrittenRow(claim, time.time() + 3600, heir, time.time(), **more))
 
 
 def record_of(name: str = "train") -> Record:

@@ -133,6 +133,17 @@ def test_a_run_without_an_agent_was_interrupted_unless_it_has_stored_its_end(
     assert run().entry == Entry(State.DETACHED, Outcome.FAILED if has_ended else Outcome.INTERRUPTED)
 
 
+@pytest.mark.parametrize(("boot", "word"), [("an earlier one", Outcome.INTERRUPTED), ("", None)])
+def test_a_run_was_interrupted_if_its_machine_was_rebooted_since(
+    cloud: FakeCloud, agent: Path, place: Path, boot: str, word: Outcome | None
+) -> None:
+    """The folder of the agent is still there."""
+    handed(cloud)
+    write_row(place, CLAIM, boot=boot)
+    assert asked() == ""
+    assert run().entry == Entry(State.DETACHED, word)
+
+
 @pytest.mark.parametrize("heir", [None, messages.heir_digest("of another run")])
 def test_a_row_of_another_hand_over_and_its_end_are_not_believed(
     cloud: FakeCloud, place: Path, heir: str | None

@@ -521,6 +521,18 @@ def test_an_end_on_this_computer_that_is_of_another_run_of_that_name_is_not_beli
     assert run_of(Ledger.here(), record_of().session).entry == Entry(State.DETACHED, Outcome.ENDED)
 
 
+def test_a_run_on_this_computer_was_interrupted_if_that_was_rebooted_since(cloud: FakeCloud, state: Path) -> None:
+    handed(cloud)
+    folder = Path(folder_of(str(state / "skypool"), CLAIM))
+    write_row(folder, CLAIM)
+    note_ends(Ledger.here())
+    assert run_of(Ledger.here(), record_of().session).entry == Entry(State.DETACHED)
+    (folder / "row.json").unlink()
+    write_row(folder, CLAIM, boot="an earlier one")
+    note_ends(Ledger.here())
+    assert run_of(Ledger.here(), record_of().session).entry == Entry(State.DETACHED, Outcome.INTERRUPTED)
+
+
 def test_the_time_at_which_a_machine_was_seen_never_goes_back(ledger: Ledger) -> None:
     begun(ledger)
     assert run_of(ledger).seen is None

@@ -25,7 +25,8 @@ class Found:
     """What a machine has of a hand-over.
 
     Attributes:
-        has_agent: True if an agent runs there. The rest was looked for after that.
+        has_agent: True if an agent may run there: its folder is there, and the machine was not rebooted since it wrote
+            the row. The rest was looked for after that.
         has_row: True if the row of this hand-over is on its disk, so the run belongs to the machine.
         status: how the run has ended; None if it has not stored that.
     """
@@ -59,13 +60,14 @@ def look(access: Access, claim: Claim, heir: str, until: float, patience: int = 
     status, said, complaint = Errand(access.transport.argv(["sh", "-c", script]), b"").result(until)
     if status != 0:
         raise SkypoolError(one_line(complaint, 300) or f"the login there has ended with the status {status}")
-    first, _, rest = said.partition("\n")
-    row, _, end = rest.partition("\n")
+    first, boot, row, end = (*said.split("\n", 3), "", "", "")[:4]
     if first not in _AGENT:
         raise SkypoolError(f"it said {one_line(first, 100)!r}, which is not what was asked")
     there = rows.parsed(row, folder) if row else None
     has_row = there is not None and (there.claim, there.heir) == (claim, heir)
-    return Found(_AGENT[first], has_row, _status(end, claim) if has_row and end.strip() else None)
+    is_of_earlier_boot = there is not None and has_row and "" not in (boot, there.boot) and boot != there.boot
+    status = _status(end, claim) if has_row and end.strip() else None
+    return Found(_AGENT[first] and not is_of_earlier_boot, has_row, status)
 
 
 def _status(said: str, claim: Claim) -> RunStatus:
