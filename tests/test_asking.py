@@ -96,10 +96,9 @@ def ended(outcome: Outcome = Outcome.ENDED, ago: float = 60.0) -> RunStatus:
 
 @pytest.mark.parametrize("how_far", [State.DETACHING, State.DETACHED])
 def test_a_run_that_goes_on_is_seen_and_its_end_is_recorded(
-    cloud: FakeCloud, agent: Path, place: Path, how_far: State, monkeypatch: pytest.MonkeyPatch
+    cloud: FakeCloud, agent: Path, place: Path, how_far: State
 ) -> None:
     handed(cloud, state=how_far)
-    monkeypatch.setattr("skypool.rental.records.Record.client_lives", lambda *_: False)  # it is this process
     passed(cloud, 900.0)
     write_row(place, CLAIM)
     assert asked() == ""
@@ -112,13 +111,6 @@ def test_a_run_that_goes_on_is_seen_and_its_end_is_recorded(
     cloud.control.kill(cloud.instances(pool="train")[0])
     assert swept(cloud, Ledger.here()) == ["train"]
     assert run().entry == Entry(State.ENDED, Outcome.ENDED), "and not lost"
-
-
-def test_a_run_whose_client_is_at_it_is_not_asked(cloud: FakeCloud, agent: Path, place: Path) -> None:
-    handed(cloud, state=State.DETACHING)
-    write_row(place, CLAIM)
-    assert asked() == ""
-    assert (run().entry, run().seen) == (Entry(State.DETACHING), None)
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -157,11 +149,8 @@ def test_a_row_of_another_hand_over_and_its_end_are_not_believed(
 
 
 @pytest.mark.parametrize("has_agent", [True, False])
-def test_a_machine_that_has_not_taken_the_run_over_says_so(
-    cloud: FakeCloud, place: Path, tmp_path: Path, has_agent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_has_not_taken_the_run_over_says_so(cloud: FakeCloud, tmp_path: Path, has_agent: bool) -> None:
     handed(cloud, state=State.DETACHING)
-    monkeypatch.setattr("skypool.rental.records.Record.client_lives", lambda *_: False)
     if has_agent:
         agent_of(tmp_path / "cloud").mkdir()
     assert ("has not taken it over" if has_agent else "so its program was never started") in asked()
@@ -211,7 +200,7 @@ def test_the_clock_of_a_machine_moves_no_end_out_of_the_time_of_its_run(
 
 
 def test_a_machine_that_is_gone_or_does_not_answer_leaves_what_was_seen_last(
-    cloud: FakeCloud, agent: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: FakeCloud, agent: Path, place: Path
 ) -> None:
     handed(cloud)
     write_row(place, CLAIM)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ import pytest
 
 import skypool as sky
 from skypool.cli.output import utc
-from skypool.errors import UsageError
+from skypool.errors import ConnectionLost, SkypoolError, UsageError
 from skypool.head import messages
-from skypool.head.states import Claim, Entry, Ledger, Outcome
+from skypool.head.states import Answered, Claim, ClientEvent, Entry, Ledger, Outcome, Stage
 from skypool.rental import ledger, reaper
 from skypool.rental.records import newest
 from skypool.runs import stored
+from skypool.runs.owned_machine import OwnedMachine
 from skypool.runs.run import _Printer
 from skypool.runs.stored import RunStatus
 from skypool.runs.target import Target
@@ -284,6 +285,37 @@ def test_a_command_asks_a_rented_machine_how_its_run_stands_and_records_its_end(
         assert entry_of(name) == Entry(Ledger.ENDED, Outcome.ENDED), "and not cancelled or lost"
         assert shown(name)["state"] == "ended"
         assert cloud.count() == 0
+
+
+def test_the_command_that_is_named_for_an_unknown_outcome_can_tell_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is cut off before it hears of the commit."""
+    follow = OwnedMachine.follow
+
+    def cut_off(owned: OwnedMachine, hear: Callable[[ClientEvent | ConnectionLost], None]) -> None:
+        def heard(event: ClientEvent | ConnectionLost) -> None:
+            is_late = isinstance(event, Answered) and event.status.stage is Stage.COMMITTED
+            hear(ConnectionLost("it is cut off") if is_late else event)
+
+        follow(owned, heard)
+
+    monkeypatch.setattr(OwnedMachine, "follow", cut_off)
+    monkeypatch.setattr(OwnedMachine, "look", lambda owned: None)
+    project = tmp_path / f"p{secrets.token_hex(3)}"
+    project.mkdir()
+    (project / "train.py").write_text(WAITS)
+    monkeypatch.chdir(project)
+    name = f"unknown-{secrets.token_hex(3)}"
+    with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0)]) as cloud:
+        asked = Asked({"provider": cloud}, name=name, budget=20.0, detach=True, keep=600.0)
+        whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
+        whole.check()
+        with pytest.raises(SkypoolError, match=f"whether run {name} belongs .* `skypool ps` asks the machine"):
+            whole.run()
+        assert entry_of(name) == Entry(Ledger.DETACHING)
+        assert shown(name)["state"] == "running"
+        assert entry_of(name) == Entry(Ledger.DETACHED)
 
 
 def entry_of(name: str) -> Entry:

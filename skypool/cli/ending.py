@@ -91,7 +91,7 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         )
     for line in _to_end(name, found, records):
         output.say(line)
-    if ledger is not None and found:
+    if ledger is not None:
         ask_machines(ledger, records, found)
         records = ledger.pools(name)
     kept = [each for each in records if each.is_kept(clock.now())]

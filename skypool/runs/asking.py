@@ -28,8 +28,8 @@ def ask_machines(
 ) -> dict[str, str]:
     """Ask the machines of runs that belong to them how the runs stand, and record it.
 
-    All are asked at the same time, for 8 s at most. Runs whose end is known are left out, and those whose client is
-    handing them over just now. A run whose machine does not answer keeps its entry. Nothing is raised.
+    All are asked at the same time, for 8 s at most. Runs whose end is known are left out. A run whose machine does not
+    answer keeps its entry. Nothing is raised.
 
     Args:
         records: the pools in the ledger.
@@ -38,11 +38,11 @@ def ask_machines(
     Returns:
         What is to be told of runs of which the ledger learned nothing, by the session of the pool.
     """
-    now, until = time.time(), time.monotonic() + PATIENCE
+    until = time.monotonic() + PATIENCE
     asked = {
         each.session: (each, in_thread(partial(_look, each, found, until), "skypool-ask"))
         for each in records
-        if _is_open(each, now)
+        if _is_open(each)
     }
     wait([answer for _, answer in asked.values()], max(0.0, until - time.monotonic()))
     told: dict[str, str] = {}
@@ -59,9 +59,10 @@ def ask_machines(
     return told
 
 
-def _is_open(record: Record, now: float) -> bool:
+def _is_open(record: Record) -> bool:
+    """Return True if a run is on its machine, or may be, so far as the ledger knows."""
     run = record.run
-    is_there = record.ended is None and bool(record.running) and not record.client_lives(now)
+    is_there = record.ended is None and bool(record.running)
     return is_there and run is not None and run.is_given and run.entry.outcome is None
 
 
