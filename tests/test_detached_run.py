@@ -331,6 +331,7 @@ def skypool(*words: str) -> list[str]:
 def shown(name: str) -> dict[str, Any]:
     """What `skypool ps` shows of a run."""
     said = subprocess.run(skypool("ps", "--json"), capture_output=True, check=True)
+    run: dict[str, Any]
     [run] = [each["run"] for each in json.loads(said.stdout) if each["pool"] == name]
     return run
 

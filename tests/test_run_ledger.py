@@ -146,7 +146,7 @@ def test_the_end_of_a_run_only_comes_nearer(ledger: Ledger) -> None:
 
 def test_a_run_is_not_handed_over_by_a_process_that_may_not(ledger: Ledger, tmp_path: Path) -> None:
     run = begun(ledger)
-    times = {"ends": run.ends, "latest": run.latest, "worst_usd": 4.0}
+    times: dict[str, Any] = {"ends": run.ends, "latest": run.latest, "worst_usd": 4.0}
     with pytest.raises(LedgerError, match="of generation 1 of run 'train', and not of generation 2"):
         ledger.hand_over("train", Claim("train", 2), **times)
     with pytest.raises(LedgerError, match="no record of this pool"):

@@ -66,8 +66,8 @@ def look(access: Access, claim: Claim, heir: str, until: float, patience: int = 
     there = rows.parsed(row, folder) if row else None
     has_row = there is not None and (there.claim, there.heir) == (claim, heir)
     is_of_earlier_boot = there is not None and has_row and "" not in (boot, there.boot) and boot != there.boot
-    status = _status(end, claim) if has_row and end.strip() else None
-    return Found(_AGENT[first] and not is_of_earlier_boot, has_row, status)
+    stored_end = _status(end, claim) if has_row and end.strip() else None
+    return Found(_AGENT[first] and not is_of_earlier_boot, has_row, stored_end)
 
 
 def _status(said: str, claim: Claim) -> RunStatus:
