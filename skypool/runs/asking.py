@@ -103,10 +103,10 @@ def _access(record: Record, found: Sequence[gc.Found] | None) -> Access:
     for driver, instance in there:
         if record.has(instance) and instance.state != "ended":
             return driver.access(instance)
-    if line.usd_per_hour == 0:
-        for driver in drivers:
-            try:
-                return driver.access(Instance(line.provider, line.id, record.pool, line.node))
-            except Exception:  # noqa: BLE001 - whatever a driver raises for a machine that is not there any more
-                continue
-    raise SkypoolError(f"{line.provider} does not list it any more, and `skypool gc` records its end")
+    why = f"{line.provider} does not list it any more, and `skypool gc` records its end"
+    if line.usd_per_hour > 0 or not drivers:
+        raise SkypoolError(why)
+    try:
+        return drivers[0].access(Instance(line.provider, line.id, record.pool, line.node))
+    except Exception as e:  # whatever a driver raises for a machine that is not there
+        raise SkypoolError(why) from e
