@@ -8,6 +8,7 @@
 - `output_spool`: keeps output here until it is shown.
 - `secret_values`: finds secrets by their names.
 - `program_run`: puts these together for the nodes of a pool.
+- `own_thread`: runs a function in a thread of its own.
 - `saver`: fetches the folder that the program writes.
 - `save_places`: finds the buckets in which folders of a run are kept.
 - `rank_lines`: marks the lines of several processes.
@@ -42,6 +43,7 @@ __all__ = [
     "node_program",
     "output_files",
     "output_spool",
+    "own_thread",
     "owned_machine",
     "program_run",
     "rank_lines",

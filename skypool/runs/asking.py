@@ -16,7 +16,7 @@ from skypool.model import Access, Instance
 from skypool.rental import gc, ledger
 from skypool.rental.records import Record
 from skypool.runs.machine_look import Found, look
-from skypool.runs.program_run import in_thread
+from skypool.runs.own_thread import in_thread
 from skypool.text import one_line
 
 PATIENCE = 8.0

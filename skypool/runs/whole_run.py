@@ -42,8 +42,9 @@ from skypool.rental.run_account import RunAccount
 from skypool.runs import lingering, node_program, secret_values
 from skypool.runs.handing_over import HandingOver
 from skypool.runs.needs import Needs
+from skypool.runs.own_thread import in_thread
 from skypool.runs.owned_machine import OwnedMachine
-from skypool.runs.program_run import ProgramRun, await_end, in_thread
+from skypool.runs.program_run import ProgramRun, await_end
 from skypool.runs.save_places import Place, common
 from skypool.runs.saver import Saver
 from skypool.runs.target import Target
