@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 import skypool as sky
+from skypool.head import messages, rows
 from skypool.head.states import Claim, Entry
 from skypool.head.states import Ledger as State
 from skypool.model import Instance, Leftover, Need
@@ -25,6 +27,7 @@ from skypool.testing import FakeCloud, Stock
 from tests.supplies import supply_of
 from tests.test_ledger import change
 
+HEIR = messages.heir_digest("the word of the runner")
 STOCK = [Stock("gpu-8", 36.0, "H100:8"), Stock("gpu-8", 18.0, "H100:8", market="spot"), Stock("small", 0.1)]
 
 
@@ -74,14 +77,20 @@ def rented(
 def handed(
     cloud: FakeCloud, name: str = "train", state: State = State.DETACHED, seconds: float = 3600.0, budget: float = 100.0
 ) -> RunAccount:
-    """Hand a run over, as its client does, up to a state."""
+    """Hand a run over, as its client does, up to a state. Its heir is `HEIR`."""
     supply = rented(cloud, name, budget)
-    account = RunAccount(supply, Claim(name), seconds)
+    account = RunAccount(supply, Claim(name), seconds, HEIR)
     account.write(Entry(State.DETACHING))
     account.renew_tags()
     if state is not State.DETACHING:
         account.write(Entry(state))
     return account
+
+
+def write_row(folder: Path, claim: Claim, heir: str = HEIR, **more: str) -> None:
+    """Write the row of a run into its folder, as its agent does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows.write(str(folder), rows.WrittenRow(claim, time.time() + 3600, heir, time.time(), **more))
 
 
 def record_of(name: str = "train") -> Record:
@@ -99,7 +108,7 @@ def untils(cloud: FakeCloud, name: str = "train") -> list[datetime]:
 def passed(cloud: FakeCloud, seconds: float, name: str = "train") -> None:
     """So many seconds have passed, for the ledger and for the tags at the provider."""
     file, session = Ledger.here().file, record_of(name).session
-    columns = {"runs": "at ends latest", "pools": "started beat", "instances": "launched billed_from"}
+    columns = {"runs": "at ends latest seen", "pools": "started beat", "instances": "launched billed_from"}
     for table, names in columns.items():
         for column in names.split():
             change(file, f"UPDATE {table} SET {column} = {column} - ? WHERE session = ?", seconds, session)

@@ -12,26 +12,29 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import skypool as sky
-from skypool.errors import UsageError
+from skypool.cli.output import utc
+from skypool.errors import ConnectionLost, SkypoolError, UsageError
 from skypool.head import messages
-from skypool.head.states import Claim, Ledger, Outcome
+from skypool.head.states import Answered, Claim, ClientEvent, Entry, Ledger, Outcome, Stage
 from skypool.rental import ledger, reaper
 from skypool.rental.records import newest
 from skypool.runs import stored
+from skypool.runs.owned_machine import OwnedMachine
 from skypool.runs.run import _Printer
 from skypool.runs.stored import RunStatus
 from skypool.runs.target import Target
 from skypool.runs.whole_run import Asked, WholeRun
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
-from tests.handed_runs import runners_of
+from tests.handed_runs import record_of, runners_of
 
 WAITS = """import os, time
 open("began", "w").close()
@@ -248,6 +251,90 @@ def test_a_rented_machine_stays_for_its_time_after_the_run_and_then_ends_itself(
         eventually(lambda: not machines(), 60, "its end")
         reaper.terminate_all([cloud], name, ledger.Ledger.here())
         assert cloud.count() == 0
+
+
+@pytest.mark.parametrize("asks", ["ps", "down"])
+def test_a_command_asks_a_rented_machine_how_its_run_stands_and_records_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    project = tmp_path / f"p{secrets.token_hex(3)}"
+    project.mkdir()
+    (project / "train.py").write_text(f"{WAITS}raise SystemExit(3)")
+    monkeypatch.chdir(project)
+    name = f"asked-{secrets.token_hex(3)}"
+    with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0)]) as cloud:
+        asked = Asked({"provider": cloud}, name=name, budget=20.0, detach=True, keep=600.0)
+        whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
+        whole.check()
+        assert whole.run() == 0
+        eventually(lambda: [*tmp_path.glob("cloud/**/began")] != [], 60, "the start of the program")
+        [began] = tmp_path.glob("cloud/**/began")
+        before = time.time()
+        if asks == "ps":
+            run = shown(name)
+            assert (run["state"], run["unheard"], run["seen"] >= utc(before)) == ("running", "", True)
+        began.with_name("go").touch()
+        [place] = (tmp_path / "cloud").glob(f"machines/*/home/.skypool/heads/{name}-1")
+        eventually(lambda: stored.stored(place) is not None, 60, "the end of the run")
+        assert entry_of(name).outcome is None, "nobody has asked"
+        if asks == "ps":
+            assert shown(name)["state"] == "ended"
+            assert [each.state for each in cloud.instances(pool=name)] == ["running"], "it is kept"
+        done = subprocess.run(skypool("down", "--yes", name), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "its run is over (ended), and its machine is still there; what it has not saved is lost" in done.stdout
+        assert entry_of(name) == Entry(Ledger.ENDED, Outcome.ENDED), "and not cancelled or lost"
+        assert shown(name)["state"] == "ended"
+        assert cloud.count() == 0
+
+
+def test_the_command_that_is_named_for_an_unknown_outcome_can_tell_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is cut off before it hears of the commit."""
+    follow = OwnedMachine.follow
+
+    def cut_off(owned: OwnedMachine, hear: Callable[[ClientEvent | ConnectionLost], None]) -> None:
+        def heard(event: ClientEvent | ConnectionLost) -> None:
+            is_late = isinstance(event, Answered) and event.status.stage is Stage.COMMITTED
+            hear(ConnectionLost("it is cut off") if is_late else event)
+
+        follow(owned, heard)
+
+    monkeypatch.setattr(OwnedMachine, "follow", cut_off)
+    monkeypatch.setattr(OwnedMachine, "look", lambda owned: None)
+    project = tmp_path / f"p{secrets.token_hex(3)}"
+    project.mkdir()
+    (project / "train.py").write_text(WAITS)
+    monkeypatch.chdir(project)
+    name = f"unknown-{secrets.token_hex(3)}"
+    with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0)]) as cloud:
+        asked = Asked({"provider": cloud}, name=name, budget=20.0, detach=True, keep=600.0)
+        whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
+        whole.check()
+        with pytest.raises(SkypoolError, match=f"whether run {name} belongs .* `skypool ps` asks the machine"):
+            whole.run()
+        assert entry_of(name) == Entry(Ledger.DETACHING)
+        assert shown(name)["state"] == "running"
+        assert entry_of(name) == Entry(Ledger.DETACHED)
+
+
+def entry_of(name: str) -> Entry:
+    run = record_of(name).run
+    assert run is not None
+    return run.entry
+
+
+def skypool(*words: str) -> list[str]:
+    return [sys.executable, "-m", "skypool", *words]
+
+
+def shown(name: str) -> dict[str, Any]:
+    """What `skypool ps` shows of a run."""
+    said = subprocess.run(skypool("ps", "--json"), capture_output=True, check=True)
+    run: dict[str, Any]
+    [run] = [each["run"] for each in json.loads(said.stdout) if each["pool"] == name]
+    return run
 
 
 @pytest.mark.slow

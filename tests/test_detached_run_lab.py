@@ -10,12 +10,17 @@ import pytest
 
 import skypool as sky
 from skypool.head import messages
-from skypool.head.states import Claim, Outcome
+from skypool.head.states import Claim, Entry, Outcome
+from skypool.head.states import Ledger as State
+from skypool.rental.ledger import Ledger
+from skypool.rental.records import RunRecord
 from skypool.runs import stored
+from skypool.runs.asking import ask_machines
 from skypool.runs.run import _Printer
 from skypool.runs.target import Target
 from skypool.runs.whole_run import Asked, WholeRun
 from tests.conftest import eventually
+from tests.handed_runs import record_of
 from tests.lab.machines import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
@@ -27,6 +32,12 @@ open("ran", "a").write("1")
 print("done " + os.environ["TOKEN"])
 raise SystemExit(3)
 """
+
+
+def run_of(name: str) -> RunRecord:
+    run = record_of(name).run
+    assert run is not None
+    return run
 
 
 def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the_client(
@@ -49,7 +60,15 @@ def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the
     whole.check()
     assert whole.run() == 0
     assert whole.is_detached
+    known = Ledger.here()
+    session = record_of(name).session
+    assert ask_machines(known, known.open_pools()) == {}
+    seen = run_of(name).seen
+    assert seen is not None
     machine.cut()
+    told = ask_machines(known, known.open_pools())
+    assert told[session].startswith("its machine could not be asked: ")
+    assert (run_of(name).entry, run_of(name).seen) == (Entry(State.DETACHED), seen)
     folder = machine.path(messages.folder_of("/root/.skypool", Claim(name)))
     eventually(lambda: stored.stored(folder) is not None, 90, "the end of the run")
     status = stored.stored(folder)
@@ -58,6 +77,8 @@ def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the
     assert f"done {token}".encode() in (folder / stored.OUTPUT / "1" / "0" / "0").read_bytes()
     eventually(lambda: set(machine.processes().values()) == before, 60, "the end of all processes")
     machine.mend()
+    assert ask_machines(known, known.open_pools()) == {}, "its host is still there, without a node"
+    assert run_of(name).entry == Entry(State.DETACHED, Outcome.ENDED)
     [copy] = machine.path("/root/.cache/skypool/runs/projects").glob(f"{name}-*")
     assert (copy / "ran").read_text() == "1"
     key = lab.client_key.read_bytes().splitlines()[2]

@@ -22,7 +22,7 @@ from skypool import clock
 from skypool.cli.top_survey import Answer, view_of
 from skypool.drivers.contract import Abilities
 from skypool.errors import AccessError, BudgetExceeded, LedgerError, PoolClosed, ProviderError, TakenOver, UsageError
-from skypool.head.messages import folder_of
+from skypool.head.messages import folder_of, heir_digest
 from skypool.head.states import Claim, Entry, Outcome
 from skypool.head.states import Ledger as State
 from skypool.head.steps import merged, seen, seen_ended
@@ -37,7 +37,7 @@ from skypool.runs.ends_here import note_ends
 from skypool.runs.stored import RunStatus, store
 from skypool.testing import FakeCloud
 from tests.conftest import eventually
-from tests.handed_runs import cloud_at, handed, passed, record_of, rented, untils
+from tests.handed_runs import cloud_at, handed, passed, record_of, rented, untils, write_row
 from tests.test_ledger import change, rent
 
 ROOT = Path(__file__).parent.parent
@@ -147,7 +147,7 @@ def test_the_end_of_a_run_only_comes_nearer(ledger: Ledger) -> None:
 
 def test_a_run_is_not_handed_over_by_a_process_that_may_not(ledger: Ledger, tmp_path: Path) -> None:
     run = begun(ledger)
-    times = {"ends": run.ends, "latest": run.latest, "worst_usd": 4.0}
+    times: dict[str, Any] = {"ends": run.ends, "latest": run.latest, "worst_usd": 4.0}
     with pytest.raises(LedgerError, match="of generation 1 of run 'train', and not of generation 2"):
         ledger.hand_over("train", Claim("train", 2), **times)
     with pytest.raises(LedgerError, match="no record of this pool"):
@@ -486,6 +486,7 @@ def test_the_end_that_a_run_has_stored_on_this_computer_is_recorded(cloud: FakeC
     note_ends(Ledger.here())
     assert run_of(Ledger.here(), record_of().session).entry == Entry(State.DETACHED)
     folder = Path(folder_of(str(state / "skypool"), CLAIM))
+    write_row(folder, CLAIM)
     status = RunStatus(CLAIM, Outcome.FAILED, 1, 1, time.time() - 60)
     store(folder, replace(status, claim=Claim("train", 2)))
     note_ends(Ledger.here())
@@ -502,6 +503,49 @@ def test_the_end_that_a_run_has_stored_on_this_computer_is_recorded(cloud: FakeC
         rented(cloud)
     Ledger.here().mark(record_of().session, lambda entry: seen_ended(entry, None))
     assert run_of(Ledger.here(), record_of().session) == replace(run, entry=Entry(State.ENDED, Outcome.FAILED))
+
+
+@pytest.mark.parametrize("row", [None, "of an earlier run"])
+def test_an_end_on_this_computer_that_is_of_another_run_of_that_name_is_not_believed(
+    cloud: FakeCloud, state: Path, row: str | None
+) -> None:
+    handed(cloud)
+    passed(cloud, 900.0)
+    folder = Path(folder_of(str(state / "skypool"), CLAIM))
+    store(folder, RunStatus(CLAIM, Outcome.ENDED, 0, 1, time.time()))
+    if row is not None:
+        write_row(folder, CLAIM, heir_digest(row))
+    note_ends(Ledger.here())
+    assert run_of(Ledger.here(), record_of().session).entry == Entry(State.DETACHED)
+    (folder / "row.json").unlink(missing_ok=True)
+    write_row(folder, CLAIM)
+    note_ends(Ledger.here())
+    assert run_of(Ledger.here(), record_of().session).entry == Entry(State.DETACHED, Outcome.ENDED)
+
+
+def test_a_run_on_this_computer_was_interrupted_if_that_was_rebooted_since(cloud: FakeCloud, state: Path) -> None:
+    handed(cloud)
+    folder = Path(folder_of(str(state / "skypool"), CLAIM))
+    write_row(folder, CLAIM)
+    note_ends(Ledger.here())
+    assert run_of(Ledger.here(), record_of().session).entry == Entry(State.DETACHED)
+    (folder / "row.json").unlink()
+    write_row(folder, CLAIM, boot="an earlier one")
+    note_ends(Ledger.here())
+    assert run_of(Ledger.here(), record_of().session).entry == Entry(State.DETACHED, Outcome.INTERRUPTED)
+
+
+def test_the_time_at_which_a_machine_was_seen_never_goes_back(ledger: Ledger) -> None:
+    begun(ledger)
+    assert run_of(ledger).seen is None
+    ledger.mark("train", Entry(State.DETACHED), seen=2e9)
+    at = run_of(ledger).at
+    ledger.mark("train", Entry(State.DETACHED), seen=1e9)
+    assert (run_of(ledger).seen, run_of(ledger).at) == (2e9, at)
+    ledger.mark("train", Entry(State.DETACHED), seen=3e9)
+    assert (run_of(ledger).seen, run_of(ledger).at) == (3e9, at), "the state is as old as before"
+    ledger.mark("train", Entry(State.DETACHED, Outcome.ENDED), 0.0)
+    assert (run_of(ledger).seen, run_of(ledger).at) == (3e9, at), "no run ends before it was handed over"
 
 
 def test_gc_keeps_the_keys_of_another_pool_of_that_name(cloud: FakeCloud) -> None:

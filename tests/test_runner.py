@@ -57,6 +57,7 @@ class Machine:
         self.project = place / "projects" / "given"
         self.project.mkdir(parents=True)
         self.folder = Path()
+        self.heir = secrets.token_hex(8)
 
     def needs(self, script: str, retries: int = 0, procs: int | None = None) -> Needs:
         (self.project / "train.py").write_text(script)
@@ -74,9 +75,9 @@ class Machine:
         self.folder = Path(needs.folder)
         supply = self.pool._sender.working().supply
         assert supply is not None
-        account = RunAccount(supply, self.claim, 600.0)
+        account = RunAccount(supply, self.claim, 600.0, messages.heir_digest(self.heir))
         owned = OwnedMachine(self.pool, needs, account)
-        handing = HandingOver(self.claim, account.left, secrets.token_hex(8), owned)
+        handing = HandingOver(self.claim, account.left, self.heir, owned)
         owned.follow(handing.hear)
         return handing.run(), handing.why, owned
 
@@ -157,19 +158,22 @@ def test_a_user_cancels_the_program_also_if_another_runner_has_started_it(is_res
     assert b"interrupted" in machine.printed()
 
 
-@pytest.mark.parametrize("is_committed", [False, True])
+@pytest.mark.parametrize("row", [None, "its own", "another"])
 def test_an_agent_that_dies_at_the_commit_leaves_a_row_that_tells_whether_there_was_one(
-    is_committed: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    row: str | None, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A row of another hand-over is none, as that of an earlier run of that name on a machine of the user's own."""
     send = OwnedMachine.send
+    is_committed = row == "its own"
 
     def kill_then(owned: OwnedMachine, message: ToAgent) -> None:
         """The agent dies in place of taking the commit, or when it has written the row and before it can say so."""
         if isinstance(message, Commit):
             [keeper] = [keeper_of(each) for each in sky.Local().instances(pool=machine.claim.run)]
             [agent] = children(keeper)
-            if is_committed:
-                rows.write(str(private.folder(machine.folder)), rows.WrittenRow(machine.claim, 1e10, "0", time.time()))
+            if row is not None:
+                heir = messages.heir_digest(machine.heir if is_committed else row)
+                rows.write(str(private.folder(machine.folder)), rows.WrittenRow(machine.claim, 1e10, heir, time.time()))
             os.kill(agent, signal.SIGKILL)
         send(owned, message)
 

@@ -23,6 +23,7 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import spelt
 from skypool.rental.reaper import terminate_all
 from skypool.rental.records import Record
+from skypool.runs.asking import ask_machines
 from skypool.runs.ends_here import note_ends
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="End the pools without asking for confirmation.")]
@@ -90,11 +91,16 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         )
     for line in _to_end(name, found, records):
         output.say(line)
+    if ledger is not None:
+        ask_machines(ledger, records, found)
+        records = ledger.pools(name)
     kept = [each for each in records if each.is_kept(clock.now())]
-    if kept:
-        output.say(f"pool {name}: its run belongs to its machine and goes on there; what it has not saved is lost")
+    for each in kept:
+        output.say(f"pool {name}: {_what_ends(each)}; what it has not saved is lost")
     _confirm(f"End {'run' if kept else 'pool'} {name!r}?", yes)
     if ledger is not None:
+        if not yes:  # it may have ended while its user was asked
+            ask_machines(ledger, records, found)
         ledger.ending(name)
     asked = [each for each in drivers if noted or each.name not in failures]
     terminate_all(asked, name, ledger, say=output.say)
@@ -120,6 +126,13 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         )
     else:
         output.say(f"pool {name} has ended")
+
+
+def _what_ends(record: Record) -> str:
+    """Return what is on a machine that belongs to a run: a run that goes on, or one that has ended."""
+    if record.run is None or record.run.entry.outcome is None:
+        return "its run belongs to its machine and goes on there"
+    return f"its run is over ({record.run.entry.outcome.value}), and its machine is still there"
 
 
 def _ended_by_user(entry: Entry) -> Outcome:
@@ -207,6 +220,9 @@ def gc(
     if not as_json:
         _show(seen)
     error = _swept(doomed, as_json) if yes and doomed else None
+    if ledger is not None:  # after the end of what is lost
+        left = [each for each in seen.found if each not in doomed]
+        ask_machines(ledger, ledger.open_pools(), left)
     over = reconcile(ledger, seen, doomed if yes and error is None else ()) if ledger is not None else []
     failures = _failures(seen, left_out)
     uploads = unfinished_uploads.look(ledger, None, yes)

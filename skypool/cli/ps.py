@@ -1,6 +1,7 @@
 """The command `skypool ps`: running machines and their cost.
 
-It reads the ledger on this machine, and asks the owners of pools that run here. It asks no provider.
+It reads the ledger on this machine, and asks the owners of pools that run here. For runs that belong to their machine,
+it asks the provider where that is, and the machine how the run stands. It asks no other provider.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Line, amount
 from skypool.rental.records import Record
 from skypool.rental.run_state import RunState, state_of
+from skypool.runs.asking import ask_machines
 from skypool.runs.ends_here import note_ends
 
 
@@ -32,19 +34,19 @@ def add_to(app: typer.Typer) -> None:
 def ps(as_json: output.AsJson = False) -> None:
     """List running pools, and pools that may have left machines behind: nodes, age, cost so far, budget.
 
-    Runs that belong to their machine are listed with their state, the latest end and the most they may cost. Those that
-    have ended stay in the list for a day.
+    Runs that belong to their machine are listed with their state, the latest end and the most they may cost. Each
+    machine is asked, for 8 s at most. Runs that have ended stay in the list for a day.
 
     The nodes of pools that run on this computer are listed with their state, hardware and calls.
     """
-    now = clock.now()
     ledger = Ledger.here(output.warn)
     note_ends(ledger)
-    known = ledger.pools()
+    unheard = ask_machines(ledger, ledger.open_pools())
+    now, known = clock.now(), ledger.pools()
     there = [each for each in known if _is_fresh(each, now) or (each.state(now) != "ended" and not is_over(each, now))]
     seen = _seen([each for each in there if each.state(now) in ("live", "ending")])
     if as_json:
-        output.data([{**_pool_data(each, now), **_seen_data(seen.get(each.session))} for each in there])
+        output.data([{**_pool_data(each, now, unheard), **_seen_data(seen.get(each.session))} for each in there])
     elif there:
         runs = [(each, state) for each in there if (state := state_of(each, now)) is not None]
         pools = [each for each in there if each.run is None]
@@ -60,6 +62,8 @@ def ps(as_json: output.AsJson = False) -> None:
             output.table(_NODE, rows, numbers=_NODE[6:8])
         for each, state in runs:
             output.say(f"{each.pool}: {state.word} since {_minute(state.since)}: {state.why}")
+            if each.session in unheard:
+                output.say(f"{each.pool}: {unheard[each.session]}")
         for each in there:
             for problem in explanations(each, now):
                 output.say(f"{each.pool}: {problem}")
@@ -203,7 +207,7 @@ def _providers(record: Record) -> list[str]:
     return sorted({*(each.provider for each in record.lines), *(note["provider"] for note in record.notes)})
 
 
-def _pool_data(record: Record, now: float) -> dict[str, object]:
+def _pool_data(record: Record, now: float, unheard: Mapping[str, str]) -> dict[str, object]:
     receipt = record.receipt(now)
     return {
         "pool": record.pool,
@@ -224,12 +228,15 @@ def _pool_data(record: Record, now: float) -> dict[str, object]:
             for each in record.intents
         ],
         "error": record.error,
-        **_run_data(record, now),
+        **_run_data(record, now, unheard.get(record.session, "")),
     }
 
 
-def _run_data(record: Record, now: float) -> dict[str, object]:
-    """Return the field "run" for a pool whose run was handed over to its machine; {} for others."""
+def _run_data(record: Record, now: float, unheard: str) -> dict[str, object]:
+    """Return the field "run" for a pool whose run was handed over to its machine; {} for others.
+
+    `unheard` is why its machine has not said how it stands; "" if it has, or was not asked.
+    """
     run, state = record.run, state_of(record, now)
     if run is None or state is None:
         return {}
@@ -240,6 +247,8 @@ def _run_data(record: Record, now: float) -> dict[str, object]:
             "state": state.word,
             "since": output.utc(state.since),
             "why": state.why,
+            "seen": None if run.seen is None else output.utc(run.seen),
+            "unheard": unheard,
             "ends": output.utc(run.ends),
             "ends_by": output.utc(run.latest),
             "usd": record.receipt(now).usd,

@@ -247,7 +247,9 @@ class Ledger:
 
         self._file.write(work)
 
-    def hand_over(self, session: str, claim: Claim, *, ends: float, latest: float, worst_usd: float) -> None:
+    def hand_over(
+        self, session: str, claim: Claim, *, ends: float, latest: float, worst_usd: float, heir: str = ""
+    ) -> None:
         """Record that this process, which runs the pool, hands its run over to its machine. Call this before it begins.
 
         From now on, nothing but its user ends the machine before `latest`. If this is recorded already, the nearer end
@@ -258,6 +260,8 @@ class Ledger:
             ends: the written end: when the machine's guard ends the machine in any case, by the wall clock.
             latest: the latest time at which the machine may still be there, by the wall clock.
             worst_usd: the most that the pool may cost in all, in US dollars.
+            heir: the digest of the word by which the runner will be known, as from `messages.heir_digest`. Without it,
+                nobody can tell later that a row or a stored end is of this hand-over.
 
         Raises:
             LedgerError: the ledger cannot be written, does not have the pool, or has another claim for it.
@@ -265,11 +269,11 @@ class Ledger:
             TakenOver: another process has taken the pool over.
         """
         times = time.time(), ends, latest
-        self._file.write(lambda book: ledger_runs.begin(book, session, claim, times, worst_usd))
+        self._file.write(lambda book: ledger_runs.begin(book, session, claim, times, worst_usd, heir))
 
     # --- after renting: methods that never raise -------------------------------------------------------------
 
-    def mark(self, session: str, change: ledger_runs.Mark, at: float = math.inf) -> None:
+    def mark(self, session: str, change: ledger_runs.Mark, at: float = math.inf, *, seen: float | None = None) -> None:
         """Write over the entry of a pool's run that is handed over, by the rule of `steps.merged`. Does not raise.
 
         The entry only goes forward, whoever writes. If it then says that the machine has ended, the account of the
@@ -279,9 +283,10 @@ class Ledger:
             change: an entry, or a function that returns one, such as `steps.seen_ended`. It is called with the present
                 entry, in the same transaction.
             at: since when it is so, in seconds since 1970; a time in the future, as by default, counts as now.
+            seen: when the machine has said it, in seconds since 1970; None if it has not.
         """
         now = min(at, time.time())
-        self._note(lambda book: ledger_runs.mark(book, session, change, now))
+        self._note(lambda book: ledger_runs.mark(book, session, change, now, seen))
 
     def rented(
         self,

@@ -17,12 +17,15 @@ Mark = Entry | Callable[[Entry], Entry]
 """What is written over an entry: another entry, or a function that returns one, called with the present one."""
 
 
-def begin(book: sqlite3.Connection, session: str, claim: Claim, times: tuple[float, float, float], usd: float) -> None:
+def begin(
+    book: sqlite3.Connection, session: str, claim: Claim, times: tuple[float, float, float], usd: float, heir: str
+) -> None:
     """Record that the process that runs a pool hands its run over. The end of a run that is recorded only comes nearer.
 
     Args:
         times: the present time, the written end, and the latest time at which the machine may still be there.
         usd: the most that the pool may cost in all, in US dollars.
+        heir: the digest of the word by which the runner will be known.
 
     Raises:
         LedgerError: the ledger does not have the pool, or has another claim for it.
@@ -43,7 +46,7 @@ def begin(book: sqlite3.Connection, session: str, claim: Claim, times: tuple[flo
     old = record.run
     entry = Entry(Ledger.DETACHING)
     if old is None:
-        new = RunRecord(claim, entry, now, ends, latest, usd)
+        new = RunRecord(claim, entry, now, ends, latest, usd, heir)
     elif old.claim != claim:
         raise LedgerError(
             f"pool {record.pool!r} is of generation {old.claim.generation} of run {old.claim.run!r}, and not of "
@@ -51,25 +54,29 @@ def begin(book: sqlite3.Connection, session: str, claim: Claim, times: tuple[flo
         )
     else:
         nearest = min(ends, old.ends), min(latest, old.latest), min(usd, old.worst_usd)
-        new = RunRecord(claim, merged(old.entry, entry), old.at, *nearest)
+        new = RunRecord(claim, merged(old.entry, entry), old.at, *nearest, heir, old.seen)
     _write(book, session, new)
 
 
-def mark(book: sqlite3.Connection, session: str, change: Mark, now: float) -> None:
+def mark(book: sqlite3.Connection, session: str, change: Mark, now: float, seen: float | None = None) -> None:
     """Write over the entry of a run by the rule of `steps.merged`. Do nothing if the pool's run is not handed over.
 
-    `now` is the time since when it is so. If the entry then says that the machine has ended, its account is closed at
-    that time, and the pool is over. A run that was not started is an exception: its client closes the pool.
+    `now` is the time since when it is so; an earlier one than that of the present entry counts as that. `seen` is the
+    time at which the machine has said it; None if it has not. If the entry then says that the machine has ended, its
+    account is closed at `now`, and the pool is over. A run that was not started is an exception: its client closes the
+    pool.
     """
     found = read(book, clock.now(), "p.session = ?", session)
     old = found[0].run if found else None
     if old is None:
         return
     entry = merged(old.entry, change if isinstance(change, Entry) else change(old.entry))
-    if entry == old.entry:
+    last = max((each for each in (old.seen, seen) if each is not None), default=None)
+    if (entry, last) == (old.entry, old.seen):
         return
-    is_known = entry.outcome is not None and entry.outcome is old.entry.outcome
-    _write(book, session, replace(old, entry=entry, at=old.at if is_known else now))
+    now = max(now, old.at)
+    is_known = entry == old.entry or (entry.outcome is not None and entry.outcome is old.entry.outcome)
+    _write(book, session, replace(old, entry=entry, at=old.at if is_known else now, seen=last))
     if entry.state is Ledger.ENDED and entry.outcome is not Outcome.NOT_STARTED:
         end = min(now, old.latest)
         sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), ?) WHERE session = ? AND ended IS NULL"
@@ -82,5 +89,5 @@ def mark(book: sqlite3.Connection, session: str, change: Mark, now: float) -> No
 def _write(book: sqlite3.Connection, session: str, run: RunRecord) -> None:
     outcome = None if run.entry.outcome is None else run.entry.outcome.value
     said = run.claim.run, run.claim.generation, run.entry.state.value, outcome
-    row = session, *said, run.at, run.ends, run.latest, run.worst_usd
+    row = session, *said, run.at, run.ends, run.latest, run.worst_usd, run.heir, run.seen
     book.execute(f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(row))})", row)

@@ -63,6 +63,10 @@ CREATE TABLE IF NOT EXISTS runs (
     at REAL NOT NULL, ends REAL NOT NULL, latest REAL NOT NULL, worst_usd REAL NOT NULL
 );
 """,
+    """
+ALTER TABLE runs ADD COLUMN heir TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN seen REAL;
+""",
 )
 """SQL steps that bring the tables from each version to the next. The first step makes the tables in an empty file.
 
@@ -71,7 +75,8 @@ Users have files of every version, so only add steps. `orders.at` is the time wh
 count; it is NULL for instances of an older skypool. From then on, an instance is idle if `is_idle` is 1. `pools.stays`
 is the time until which machines stay after the end of their `with` block; NULL before that. `pools.lifetime` is the
 pool's `max_lifetime` in seconds; NULL for no limit. `start_usd` is the estimated cost of the start of a machine. `runs`
-has a row for each pool whose run is handed over to its machine: `ledger_runs`.
+has a row for each pool whose run is handed over to its machine: `ledger_runs`. `runs.heir` is the digest by which the
+hand-over is known on the machine, and `runs.seen` the time when the machine has last said how the run stands.
 """
 SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""

@@ -73,6 +73,9 @@ class RunRecord:
         latest: the latest time at which the machine may still be there. It comes after `ends`, as clocks differ a
             little, and a machine needs some time to end.
         worst_usd: the most that the pool may cost in all, in US dollars.
+        heir: the digest of the word by which the runner is known, as from `messages.heir_digest`. On the machine, the
+            row of this hand-over has the same. "" if it is not known.
+        seen: when the machine has last said how the run stands, or has ended; None if nobody has asked it.
     """
 
     claim: states.Claim
@@ -81,6 +84,8 @@ class RunRecord:
     ends: float
     latest: float
     worst_usd: float
+    heir: str = ""
+    seen: float | None = None
 
     @property
     def is_given(self) -> bool:
@@ -305,7 +310,7 @@ def _intent(row: Sequence[Any]) -> Intent:
 
 
 def _run(row: tuple[object, ...]) -> RunRecord:
-    _, run, generation, state, outcome, at, ends, latest, worst_usd = row
+    _, run, generation, state, outcome, at, ends, latest, worst_usd, heir, seen = row
     return RunRecord(
         claim=states.Claim(_text(run), _whole(generation)),
         entry=states.Entry(
@@ -315,6 +320,8 @@ def _run(row: tuple[object, ...]) -> RunRecord:
         ends=_time(ends),
         latest=_time(latest),
         worst_usd=_number(worst_usd),
+        heir=_text(heir),
+        seen=None if seen is None else _time(seen),
     )
 
 

@@ -46,19 +46,22 @@ def state_of(record: Record, now: float) -> RunState | None:
     run = record.run
     if run is None:
         return None
+    seen = "" if run.seen is None else f"; it was seen at {_clock(run.seen)}"
     if run.entry.outcome is not None:
         word, why = _WORDS[run.entry.outcome]
-        return RunState(word, run.at, why + _what_is_left(record, run, now))
+        then = seen if run.entry.outcome is Outcome.LOST else ""
+        return RunState(word, run.at, why + then + _what_is_left(record, run, now))
     if not run.is_given or record.ended is not None or not record.running:
         word, why = _WORDS[Outcome.LOST]
-        return RunState(word, record.ended or run.at, why)
+        return RunState(word, record.ended or run.at, why + seen)
     if now > run.latest:
         why = "its end is over, and nothing says what it did"
-        return RunState("lost", run.latest, why + _what_is_left(record, run, now))
+        return RunState("lost", run.latest, why + seen + _what_is_left(record, run, now))
     if run.entry.state is Ledger.DETACHED:
         if now < run.ends:
-            return RunState("running", run.at, f"its machine ends at {_clock(run.ends)} at the latest")
-        return RunState("draining", run.ends, f"its end has come, and its machine ends by {_clock(run.latest)}")
+            return RunState("running", run.at, f"its machine ends at {_clock(run.ends)} at the latest{seen}")
+        why = f"its end has come, and its machine ends by {_clock(run.latest)}"
+        return RunState("draining", run.ends, why + seen)
     if record.client_lives(now):
         return RunState("starting", run.at, f"{record.client} hands it over to its machine")
     why = (

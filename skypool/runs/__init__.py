@@ -8,6 +8,7 @@
 - `output_spool`: keeps output here until it is shown.
 - `secret_values`: finds secrets by their names.
 - `program_run`: puts these together for the nodes of a pool.
+- `own_thread`: runs a function in a thread of its own.
 - `saver`: fetches the folder that the program writes.
 - `save_places`: finds the buckets in which folders of a run are kept.
 - `rank_lines`: marks the lines of several processes.
@@ -21,24 +22,28 @@ A run that is handed over to its machine, by the state machines of `head`:
 - `needs`: all that a runner needs, which travels to the machine.
 - `handing_over`: the client's side of the hand-over. `owned_machine` is what it acts on.
 - `runner`: the process on the machine that owns the run there. The agent starts it.
-- `ends_here`: records how runs on this computer have ended.
+- `machine_look`: looks what is there of a run on its machine.
+- `asking`: asks machines how their runs stand, and records it. `ends_here` does so for runs on this computer.
 - `stored`: the run's folder on its machine, and the file there that says how the run has ended.
 
 The root of a project is its folder here. Its copy is its folder on a node.
 """
 
 __all__ = [
+    "asking",
     "ends_here",
     "environment",
     "follow",
     "follow_end",
     "handing_over",
     "lingering",
+    "machine_look",
     "needs",
     "node_folders",
     "node_program",
     "output_files",
     "output_spool",
+    "own_thread",
     "owned_machine",
     "program_run",
     "rank_lines",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from pathlib import Path
 
 from skypool.errors import SkypoolError
-from skypool.head import messages
+from skypool.head import messages, rows
 from skypool.head.states import Entry, Ledger
+from skypool.head.steps import seen_cut_off
 from skypool.rental import ledger
 from skypool.runs.stored import stored
 from skypool.safety import user_folders
@@ -15,15 +18,22 @@ from skypool.safety import user_folders
 def note_ends(known: ledger.Ledger) -> None:
     """Record the ends of runs that have stored them on this computer, which may have ended long after their client.
 
-    A stored end that cannot be read is left out. Raises LedgerError if the ledger cannot be read.
+    An end counts if the row beside it is of the same hand-over as in the ledger, so not one of an earlier run of that
+    name, or of one that belongs to another machine. A run without an end was interrupted if this computer was rebooted
+    since. What cannot be read is left out. Raises LedgerError if the ledger cannot be read.
     """
     for record in known.open_pools():
         run = record.run
         if run is None or not run.is_given or run.entry.outcome is not None:
             continue
+        folder = Path(messages.folder_of(str(user_folders.state()), run.claim))
         try:
-            status = stored(Path(messages.folder_of(str(user_folders.state()), run.claim)))
+            row, status = rows.read(str(folder)), stored(folder)
         except (OSError, SkypoolError):  # `skypool ps` then shows what the ledger knows
             continue
+        if row is None or (row.claim, row.heir) != (run.claim, run.heir):
+            continue
         if status is not None and status.claim == run.claim:
-            known.mark(record.session, Entry(Ledger.DETACHED, status.outcome), status.ended)
+            known.mark(record.session, Entry(Ledger.DETACHED, status.outcome), status.ended, seen=time.time())
+        elif status is None and "" not in (row.boot, boot := rows.boot_id()) and row.boot != boot:
+            known.mark(record.session, partial(seen_cut_off, has_row=True, stored=None), seen=time.time())

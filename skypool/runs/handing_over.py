@@ -35,7 +35,8 @@ from skypool.head.states import (
     ToAgent,
     WriteLedger,
 )
-from skypool.runs.program_run import await_end, in_thread
+from skypool.runs.own_thread import in_thread
+from skypool.runs.program_run import await_end
 
 _PATIENCE = 5.0
 """Seconds after which an agent that has not answered is asked again."""

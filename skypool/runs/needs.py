@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from skypool.errors import ProtocolError, UsageError
-from skypool.head import messages
 from skypool.head.states import Claim
 from skypool.rental.handover import Handover
+from skypool.runs import stored
 from skypool.runs.program_run import ProgramCall
-from skypool.safety import user_folders
 from skypool.shipping import pure_packages
 from skypool.wire.transport import Subprocess
 
@@ -47,8 +46,7 @@ class Needs:
     def of(cls, claim: Claim, handover: Handover, call: ProgramCall, retries: int, saved: str) -> Needs:
         """Return the needs of a runner on the only machine of a pool."""
         [node] = handover.nodes
-        is_here = isinstance(node.access.transport, Subprocess)
-        folder = messages.folder_of(str(user_folders.state()) if is_here else node.access.home, claim)
+        folder = stored.place_of(node.access, claim)
         here = replace(node, access=replace(node.access, transport=Subprocess(), env={}))
         record = replace(handover.record, notes=())  # settings of drivers, of which there are none
         given = replace(handover, record=record, nodes=(here,))

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from importlib.resources import files
 
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.errors import ConnectionLost, SkypoolError, TakenOver
 from skypool.event_loop import Loop
-from skypool.head import messages, rows
+from skypool.head import messages
 from skypool.head.states import AgentGone, ClientEvent, Entry, MachineGone, Prepare, ToAgent
 from skypool.rental.run_account import RunAccount
-from skypool.runs import stored
+from skypool.runs.machine_look import look
 from skypool.runs.needs import Needs
-from skypool.runs.stored import RunStatus
-from skypool.shipping import package_zip
 from skypool.wire.frames import Kind, frame
-from skypool.wire.transport import Errand
 
 _TO_LOOK = 30.0
 """Seconds in which a machine has said what is there."""
-_NO_ROW = "no row"
-_ROW = "row"
-"""The first line of what `scripts/look_for_row.sh` prints: one of these."""
+_TO_END = 20
+"""Seconds of them in which an agent that is ending has ended."""
 
 
 class OwnedMachine:
@@ -34,7 +28,7 @@ class OwnedMachine:
     Args:
         pool: the pool.
         needs: what the runner needs.
-        account: the run in the ledger and at the provider.
+        account: the run in the ledger and at the provider. It has the digest of the heir.
         keep: the seconds that the machine stays after the run.
     """
 
@@ -78,18 +72,12 @@ class OwnedMachine:
     def look(self) -> AgentGone | MachineGone | None:
         instance = self._engine.life.state.instance_of(self._node)
         access, _ = self._engine.connections.ways[self._node]
-        folder = package_zip.shell_path(self._place.folder)
-        places = [package_zip.shell_path(access.folder), f"{folder}/{rows.FILE}", f"{folder}/{stored.STATUS}"]
-        program = (files("skypool.runs") / "scripts" / "look_for_row.sh").read_text("utf-8")
-        script = f"set -- {' '.join(places)}\n{program}"
+        account = self._account
         try:
-            errand = Errand(access.transport.argv(["sh", "-c", script]), b"")
-            status, said, _ = errand.result(time.monotonic() + _TO_LOOK)
-            if status == 0 and said.startswith((_NO_ROW, _ROW)):
-                text = said.partition("\n")[2].strip()
-                found = RunStatus.from_json(json.loads(text)).outcome if text else None
-                return AgentGone(has_row=said.startswith(_ROW), stored=found)
-        except (OSError, ValueError, SkypoolError):  # it cannot be reached, or the status is damaged
+            found = look(access, account.claim, account.heir, time.monotonic() + _TO_LOOK, _TO_END)
+            if not found.has_agent:
+                return AgentGone(found.has_row, None if found.status is None else found.status.outcome)
+        except (OSError, SkypoolError):  # it cannot be reached, or a file there is damaged
             pass
         supply = self._engine.supply
         try:

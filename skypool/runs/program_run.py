@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from skypool import events
 from skypool.calls.call import Call, compute
@@ -40,11 +40,11 @@ from skypool.pool.states import Phase
 from skypool.pool.watch import Watches
 from skypool.runs import environment, node_folders, node_program
 from skypool.runs.follow import Follower, stop
+from skypool.runs.own_thread import in_thread
 from skypool.runs.target import Target
 from skypool.text import one_line, printable
 from skypool.wire.save_orders import FolderState
 
-T = TypeVar("T")
 _AFTER = 30.0
 """Seconds after which output is given up that does not come any more after a program's end."""
 _AFTER_AN_ERROR = 8.0
@@ -558,20 +558,6 @@ class ProgramRun:
                 self.tell(f"some output of rank {rank} is missing: {each.missing}")
             elif not is_whole:
                 self.tell(f"the end of the output of rank {rank} did not come: its last lines may be missing")
-
-
-def in_thread(act: Callable[[], T], name: str) -> Future[T]:
-    """Run a function in a thread that ends with this process."""
-    done: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            done.set_result(act())
-        except BaseException as e:  # noqa: BLE001 - it is raised where the result is asked for
-            done.set_exception(e)
-
-    threading.Thread(target=work, name=name, daemon=True).start()
-    return done
 
 
 def exit_status(status: int) -> int:

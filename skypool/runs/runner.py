@@ -48,7 +48,8 @@ from skypool.head.states import (
 from skypool.pool.states import Phase
 from skypool.runs import stored
 from skypool.runs.needs import Needs
-from skypool.runs.program_run import exit_status, in_thread
+from skypool.runs.own_thread import in_thread
+from skypool.runs.program_run import exit_status
 from skypool.runs.stored import RunStatus
 from skypool.safety import private, removal, user_folders
 from skypool.shipping import pure_packages

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,14 +16,18 @@ from typing import Any
 from skypool.errors import SkypoolError
 from skypool.head import messages
 from skypool.head.states import Claim, Outcome
+from skypool.model import Access
 from skypool.runs.output_files import END, END_FILE
-from skypool.safety import durable, private
+from skypool.safety import durable, private, user_folders
 from skypool.text import one_line
+from skypool.wire.transport import Subprocess
 
 STATUS = "status.json"
 """The file that says how a run has ended."""
 OUTPUT = "output"
 """The folder with the output files of each attempt, by its number, and there of each process, by its rank."""
+_ENDS = (Outcome.ENDED, Outcome.FAILED, Outcome.CANCELLED, Outcome.INTERRUPTED)
+"""The outcomes that a runner stores."""
 _VERSION = 1
 _MOST = 1 << 20
 
@@ -61,6 +66,8 @@ class RunStatus:
         try:
             if not isinstance(said, dict):
                 raise TypeError("it is no object")
+            if Outcome(said["outcome"]) not in _ENDS or not 0.0 <= float(said["ended"]) < math.inf:
+                raise ValueError("no runner stores this")
             return cls(
                 claim=messages.claim(said["claim"]),
                 outcome=Outcome(said["outcome"]),
@@ -72,10 +79,16 @@ class RunStatus:
                 why=one_line(str(said["why"]), 1000),
                 saved=str(said["saved"]),
             )
-        except (KeyError, TypeError, ValueError) as e:
+        except (KeyError, OverflowError, TypeError, ValueError) as e:
             raise SkypoolError(
                 f"the status of a run is not valid: {type(e).__name__}: {e}; its file was damaged"
             ) from e
+
+
+def place_of(access: Access, claim: Claim) -> str:
+    """Return the folder of a run on its machine, by how the machine is reached. It may begin with "~"."""
+    is_here = isinstance(access.transport, Subprocess)
+    return messages.folder_of(str(user_folders.state()) if is_here else access.home, claim)
 
 
 def store(folder: Path, status: RunStatus) -> RunStatus:

@@ -25,6 +25,7 @@ from skypool.data.save_asked import SaveFolder, checked, refused_to_stranger, sa
 from skypool.drivers import Driver
 from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers, SkypoolError, UsageError
 from skypool.files.project import Project, Survey, surveyed
+from skypool.head import messages
 from skypool.head.states import Claim, Said
 from skypool.link.spares import Spares
 from skypool.model import Offer
@@ -42,8 +43,9 @@ from skypool.rental.run_account import COSTS_ON, ENDING, PRICE_RISES, RunAccount
 from skypool.runs import lingering, node_program, secret_values
 from skypool.runs.handing_over import HandingOver
 from skypool.runs.needs import Needs, check_size
+from skypool.runs.own_thread import in_thread
 from skypool.runs.owned_machine import OwnedMachine
-from skypool.runs.program_run import ProgramRun, await_end, in_thread
+from skypool.runs.program_run import ProgramRun, await_end
 from skypool.runs.save_places import Place, common
 from skypool.runs.saver import Saver
 from skypool.runs.target import Target
@@ -640,13 +642,14 @@ class WholeRun:
         assert supply is not None  # it has rented the machine
         tell.stage("orders without an answer, of which machines may still come")
         supply.end_lost()
-        account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST))
+        heir = secrets.token_urlsafe(32)
+        account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST), messages.heir_digest(heir))
         given = pool._handed_over()
         needs = Needs.of(claim, replace(given, record=account.limited(given.record)), call, 0, saved)
         needs.packed()  # a mistake there is told while the machine has no other owner
         tell.stage("the machine, which takes the run over")
         owned = OwnedMachine(pool, needs, account, self._asked.keep or 0.0)
-        handing = HandingOver(claim, account.left, secrets.token_urlsafe(32), owned)
+        handing = HandingOver(claim, account.left, heir, owned)
         owned.follow(handing.hear)
         said = handing.run()
         tell.stage("")
@@ -668,7 +671,8 @@ class WholeRun:
             )
         raise SkypoolError(
             f"it is not known whether run {pool.name} belongs to its machine: {handing.why}; the machine ends in "
-            f"{span(account.left)} at the latest, and `skypool ps` shows what is there"
+            f"{span(account.left)} at the latest. `skypool ps` asks the machine again, and shows its answer as soon as "
+            f"it can be reached; `skypool down {pool.name}` ends it"
         )
 
     def _save_rest(self, made: ProgramRun) -> None:

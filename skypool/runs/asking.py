@@ -1,0 +1,112 @@
+"""`ask_machines`: asks machines how their runs stand or have ended, and records that in the ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import wait
+from functools import partial
+
+from skypool.drivers import registry
+from skypool.drivers.contract import Driver
+from skypool.errors import SkypoolError
+from skypool.head.states import Entry, Ledger
+from skypool.head.steps import seen, seen_cut_off
+from skypool.model import Access, Instance
+from skypool.rental import gc, ledger
+from skypool.rental.records import Record
+from skypool.runs.machine_look import Found, look
+from skypool.runs.own_thread import in_thread
+from skypool.text import one_line
+
+PATIENCE = 8.0
+"""Seconds in which a provider has said where a machine is, and the machine how its run stands."""
+
+
+def ask_machines(
+    known: ledger.Ledger, records: Sequence[Record], found: Sequence[gc.Found] | None = None
+) -> dict[str, str]:
+    """Ask the machines of runs that belong to them how the runs stand, and record it.
+
+    All are asked at the same time, for 8 s at most. Runs whose end is known are left out. A run whose machine does not
+    answer keeps its entry. Nothing is raised.
+
+    Args:
+        records: the pools in the ledger.
+        found: what their providers have just listed; None to ask these where the machines are.
+
+    Returns:
+        What is to be told of runs of which the ledger learned nothing, by the session of the pool.
+    """
+    until = time.monotonic() + PATIENCE
+    asked = {
+        each.session: (each, in_thread(partial(_look, each, found, until), "skypool-ask"))
+        for each in records
+        if _is_open(each)
+    }
+    wait([answer for _, answer in asked.values()], max(0.0, until - time.monotonic()))
+    told: dict[str, str] = {}
+    for session, (record, answer) in asked.items():
+        if not answer.done():
+            told[session] = f"its machine could not be asked: there was no answer within {PATIENCE:g} s"
+        elif (error := answer.exception()) is not None:
+            why = one_line(str(error) or type(error).__name__, 500)
+            told[session] = f"its machine could not be asked: {why}"
+        elif answer.result().has_row:
+            _record(known, session, answer.result())
+        else:
+            told[session] = _without_row(record, answer.result())
+    return told
+
+
+def _is_open(record: Record) -> bool:
+    """Return True if a run is on its machine, or may be, so far as the ledger knows."""
+    run = record.run
+    is_there = record.ended is None and bool(record.running)
+    return is_there and run is not None and run.is_given and run.entry.outcome is None
+
+
+def _record(known: ledger.Ledger, session: str, found: Found) -> None:
+    """Record what a machine with the row of the run has said."""
+    now = time.time()
+    if found.status is not None:
+        known.mark(session, Entry(Ledger.DETACHED, found.status.outcome), found.status.ended, seen=now)
+    elif found.has_agent:
+        known.mark(session, partial(seen, is_committed=True), seen=now)
+    else:
+        known.mark(session, partial(seen_cut_off, has_row=True, stored=None), seen=now)
+
+
+def _without_row(record: Record, found: Found) -> str:
+    assert record.run is not None
+    if record.run.entry.state is Ledger.DETACHED:
+        return "its machine answers, and has nothing of this run any more"
+    if found.has_agent:
+        return "its machine answers, and has not taken it over"
+    return "its machine answers: its agent has ended without taking it over, so its program was never started"
+
+
+def _look(record: Record, found: Sequence[gc.Found] | None, until: float) -> Found:
+    assert record.run is not None
+    return look(_access(record, found), record.run.claim, record.run.heir, until)
+
+
+def _access(record: Record, found: Sequence[gc.Found] | None) -> Access:
+    """Return how the machine of a run is reached. A machine of the user's own may be there also without a node."""
+    line = record.running[0]
+    drivers = [registry.made(note) for note in record.notes if note["provider"] == line.provider]
+    there: list[tuple[Driver, Instance]]
+    if found is None:
+        there = [(driver, each) for driver in drivers for each in driver.instances(pool=record.pool)]
+    else:
+        there = [(each.driver, each.thing) for each in found if isinstance(each.thing, Instance)]
+    for driver, instance in there:
+        if record.has(instance) and instance.state != "ended":
+            return driver.access(instance)
+    why = f"{line.provider} does not list it any more, and `skypool gc` records its end"
+    if line.usd_per_hour > 0 or not drivers:
+        raise SkypoolError(why)
+    try:
+        return drivers[0].access(Instance(line.provider, line.id, record.pool, line.node))
+    except Exception as e:  # whatever a driver raises for a machine that is not there
+        raise SkypoolError(why) from e
