@@ -452,6 +452,9 @@ def _tick(w: World, rules: Rules) -> World:
             w = _agent_event(w, rules, s.Heard(s.Party.RUNNER, w.number, moves=w.runner_is == UP))
         elif w.runner_is == HUNG:
             w = _agent_event(w, rules, s.RunnerSilent(w.number))
+        elif w.runner_is == STUCK:
+            w = _agent_event(w, rules, s.Heard(s.Party.RUNNER, w.number, moves=False))
+            w = _agent_event(w, rules, s.RunnerLate(w.number))
     if w.lease < 0:
         w = w._replace(lease=left)
     if works and w.lease < LEASE:
@@ -561,7 +564,7 @@ def _runner_faults(w: World) -> Iterator[Move]:
     yield "fault", ("the runner dies", None), _runner_dies(_spend(w))
     if w.runner_is == UP:
         yield "fault", ("the runner hangs", None), _spend(w)._replace(runner_is=HUNG)
-        if THINGS[w.runner].acts_as_owner:
+        if THINGS[w.runner].acts_as_owner or THINGS[w.runner].phase is s.RunnerPhase.TAKING:
             yield "fault", ("the dispatch of the runner stands still", None), _spend(w)._replace(runner_is=STUCK)
 
 

@@ -49,6 +49,7 @@ from skypool.head.states import (
     RowWritten,
     Runner,
     RunnerEnded,
+    RunnerLate,
     RunnerPhase,
     RunnerSaid,
     RunnerSilent,
@@ -285,6 +286,15 @@ def test_a_runner_that_is_silent_or_stands_still_is_killed_and_does_not_extend_t
     assert agent(*RUNNING, RunnerSilent(1))[1] == [KillRunner(1)]
     assert agent(*RUNNING, Heard(Party.RUNNER, 1, moves=False))[1] == [KillRunner(1)]
     assert agent(Received(PREPARE), RunnerSilent(1))[1] == [KillRunner(1)]
+
+
+def test_a_runner_that_was_told_of_the_commit_and_does_not_take_the_machine_is_killed() -> None:
+    assert agent(*COMMITTED, RunnerLate(1))[1] == [KillRunner(1)]
+    again = [StartRunner(2), Reply(Status(CLAIM, Stage.COMMITTED))]
+    assert agent(*COMMITTED, RunnerLate(1), RunnerEnded(1))[1] == again
+    assert agent(*OWNED, RunnerLate(1))[1] == []
+    assert agent(*READY, RunnerLate(1))[1] == []
+    assert agent(*COMMITTED, RunnerEnded(1), RunnerLate(1))[1] == []  # of the runner before
 
 
 def test_the_hand_over_fails_if_two_runners_end_before_the_commit() -> None:

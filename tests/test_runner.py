@@ -8,9 +8,11 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -20,12 +22,16 @@ from skypool.errors import ProtocolError
 from skypool.head import messages, rows
 from skypool.head.states import CancelRun, Claim, Commit, Outcome, Said, StandsBy, ToAgent
 from skypool.model import Instance
+from skypool.processes import Process
+from skypool.rental.handover import Handover
+from skypool.rental.records import Record
 from skypool.rental.run_account import RunAccount
 from skypool.runs import stored
 from skypool.runs.handing_over import HandingOver
 from skypool.runs.needs import Needs
 from skypool.runs.owned_machine import OwnedMachine
 from skypool.runs.program_run import ProgramCall
+from skypool.runs.runner import RunnerProcess
 from skypool.runs.stored import RunStatus
 from skypool.safety import private
 from tests.conftest import children, eventually
@@ -214,6 +220,44 @@ def test_a_runner_without_an_agent_ends(machine: Machine) -> None:
         assert isinstance(first, messages.Alive)
         process.stdin.close()
         assert process.wait(30) == 0
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunnerProcess, BinaryIO]]:
+    """A runner in this process, without a machine, and what it writes for the agent."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    record = Record("given", "1", Process.this(), 0.0, 0.0, 60.0, None, None, None, "", (), (), ())
+    call = ProgramCall(("true",), {0: (str(tmp_path), "")}, ".", {}, "", None, "")
+    needs = Needs(Claim("given"), Handover(record, ()), call, 0, str(tmp_path / "run"), "", b"")
+    reads, writes = os.pipe()
+    with open(reads, "rb", buffering=0) as said:
+        yield RunnerProcess(needs, writes), said
+    os.close(writes)
+
+
+def test_a_runner_of_which_a_work_is_stuck_does_not_move(
+    alone: tuple[RunnerProcess, BinaryIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, said = alone
+
+    def moves() -> int:
+        runner._alive_at = 0.0
+        runner._tell_alive()
+        alive = messages.from_runner(said.readline())
+        assert isinstance(alive, messages.Alive)
+        return alive.moves
+
+    monkeypatch.setattr("skypool.runs.runner._STUCK", 0.05)
+    threading.Thread(target=runner._work, daemon=True).start()
+    stuck, is_over = threading.Event(), threading.Event()
+    assert moves() < moves()
+    runner._works.put(stuck.wait)
+    runner._works.put(is_over.set)
+    time.sleep(0.1)
+    assert moves() == moves()
+    stuck.set()
+    is_over.wait()
+    eventually(lambda: moves() < moves(), 10, "the end of the work")
 
 
 def test_each_call_of_an_attempt_names_it_to_the_agent_also_those_of_ranks() -> None:

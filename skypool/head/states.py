@@ -493,6 +493,16 @@ class RunnerSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerLate:
+    """An event of the agent: a runner has not taken the machine 60 s after it was told of the commit.
+
+    Pauses of the whole machine do not count.
+    """
+
+    runner: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramEnded:
     """An event of the agent: the processes of an attempt have ended."""
 
@@ -523,6 +533,7 @@ AgentEvent = (
     | RunnerSaid
     | RunnerEnded
     | RunnerSilent
+    | RunnerLate
     | ProgramEnded
     | Heard
 )

@@ -66,6 +66,7 @@ from skypool.head.states import (
     RunnerAction,
     RunnerEnded,
     RunnerEvent,
+    RunnerLate,
     RunnerPhase,
     RunnerSaid,
     RunnerSilent,
@@ -275,6 +276,8 @@ def agent(state: Agent, event: AgentEvent) -> tuple[Agent, list[AgentAction]]:
         case RunnerEnded(runner) if runner == state.runner:
             return _runner_ended(state)
         case RunnerSilent(runner) if runner == state.runner and state.stage in (*_OPEN, Stage.COMMITTED):
+            return state, [KillRunner(runner)]
+        case RunnerLate(runner) if runner == state.runner and state.stage is Stage.COMMITTED and not state.is_taken:
             return state, [KillRunner(runner)]
         case ProgramEnded(attempt, how) if attempt == state.attempts and state.program is Program.RUNNING:
             told: list[AgentAction] = [TellRunner(state.runner, ProgramOver(attempt, how))] if state.is_taken else []

@@ -7,6 +7,7 @@ The agent starts it, and starts it again when it ends. `head.messages` says what
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import sys
@@ -62,6 +63,8 @@ _TO_CLOSE = 8.0
 """Seconds in which the pool is closed after the end."""
 _TO_HEAR = 5.0
 """Seconds in which the call's own error has come after the agent has said that the program is over."""
+_STUCK = 60.0
+"""Seconds after which a work that has not ended counts as stuck: no work takes so long on a machine that is well."""
 _UNSAID = 10.0
 """Seconds after the failure of a call in which the agent says that its attempt is over, if it was ever begun."""
 
@@ -102,6 +105,7 @@ class RunnerProcess:
         self._failed: tuple[float, int] | None = None  # when the call of which attempt has failed
         self._limit = ""
         self._moves = 0
+        self._stuck_at = math.inf  # when the present work counts as stuck
         self._alive_at = 0.0
 
     def run(self) -> None:
@@ -161,12 +165,15 @@ class RunnerProcess:
     def _tell_alive(self) -> None:
         """Tell the agent that this process lives, and how often the loops have turned that own the run.
 
-        The pool's loop counts its own turns when this one asks it to. So the number stands still if either hangs.
+        The pool's loop counts its own turns when this one asks it to. So the number stands still if either hangs, and
+        so it does while a work is stuck.
         """
         if time.monotonic() < self._alive_at:
             return
         self._alive_at = time.monotonic() + messages.ALIVE_EVERY / 2
-        if self._pool is None:
+        if time.monotonic() > self._stuck_at:
+            print("a work of the runner is stuck", file=sys.stderr, flush=True)
+        elif self._pool is None:
             self._moved()
         else:
             Loop.shared().loop.call_soon_threadsafe(self._moved)
@@ -180,7 +187,10 @@ class RunnerProcess:
     def _work(self) -> None:
         try:
             while True:
-                self._works.get()()
+                work = self._works.get()
+                self._stuck_at = time.monotonic() + _STUCK
+                work()
+                self._stuck_at = math.inf
         except Exception as e:  # noqa: BLE001 - it ends this process
             self._events.put(e)
 
