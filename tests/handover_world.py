@@ -16,6 +16,8 @@ from skypool.head import steps
 
 CLAIM = s.Claim("train-7")
 END, HEIR = 3600.0, "heir"
+LATE_END = 3700.0
+"""The end of a message that has come late, if that counts from its arrival."""
 RETRIES = 1
 LEASE = 2
 """Ticks."""
@@ -84,6 +86,7 @@ class World(NamedTuple):
         lease: ticks until the guard ends the machine. alone: ticks since its owner was heard.
         machine: "up", or why it has ended.
         guard: whether it holds the end: "", "asked", "held".
+        late: True if that is later than ledger and tags have.
         row: whether it is on the disk: "", "cached" before a real fsync, "synced".
         attempts: how often the program was started. program: what became of the last attempt.
         stored: the code of the stored outcome; -1 for none.
@@ -111,6 +114,7 @@ class World(NamedTuple):
     alone: int
     machine: str
     guard: str
+    late: bool
     row: str
     stood_by: bool
     tags: str
@@ -184,6 +188,7 @@ def new(faults: int, slips: int, cancels: int) -> World:
         alone=0,
         machine=UP,
         guard="",
+        late=False,
         row="",
         stood_by=False,
         tags="short",
@@ -269,6 +274,7 @@ def _ended(w: World, why: str) -> World:
         lease=0,
         alone=0,
         guard="",
+        late=False,
         program=s.Program.NONE,
         attempts=0,
         stood_by=False,
@@ -336,7 +342,11 @@ def _is_ignored(w: World, rules: Rules, status: s.Status) -> bool:
     if phases is None:
         return False
     codes = [w.client, *(CODES(replace(state, phase=each)) for each in (phases if w.cancels else ()))]
-    return all(rules.step("client", code, s.Answered(status)) == (code, ()) for code in codes)
+    return all(rules.step("client", code, _answer(status)) == (code, ()) for code in codes)
+
+
+def _answer(status: s.Status) -> s.Answered:
+    return s.Answered(status, is_late=status.left == LATE_END)
 
 
 def _with(bag: tuple[int, ...], code: int) -> tuple[int, ...]:
@@ -359,8 +369,8 @@ def _perform_agent(w: World, rules: Rules, is_fault: bool = False) -> World:
     action = THINGS[w.agent_todo[0]]
     w = w._replace(agent_todo=w.agent_todo[1:])
     match action:
-        case s.GiveEnd():
-            return w._replace(guard="asked")
+        case s.GiveEnd(end):
+            return w._replace(guard="asked", late=end > END and (w.late or not w.guard))
         case s.StartRunner(number):
             if w.runner_is != DEAD:
                 raise Broken(ONE_OWNER, "a second runner is started beside the first one")
@@ -382,9 +392,13 @@ def _perform_agent(w: World, rules: Rules, is_fault: bool = False) -> World:
             if w.guard != "held" or not w.stood_by:
                 lacks = "the guard does not hold the end" if w.guard != "held" else "no runner has stood by"
                 raise Broken(READY_FIRST, f"the row is written, and {lacks}")
+            if w.late:
+                raise Broken(READY_FIRST, "the row is written, and the guard holds a later end than the ledger")
             w = w._replace(row="synced" if rules.has_fsync else "cached")
             return _agent_event(w, rules, s.RowWritten())
         case s.Reply(status):
+            if status.stage is s.Stage.READY:
+                status = replace(status, left=LATE_END if w.late else END)
             if not w.link or w.client_is == DEAD or _is_ignored(w, rules, status):
                 return w
             return w._replace(a2c=_with(w.a2c, CODES(status)))
@@ -578,9 +592,9 @@ def _client_moves(w: World, rules: Rules) -> Iterator[Move]:
         yield "step", ("the client begins", None), _client_event(w, rules, s.Begin())
     for code in w.a2c:
         status = THINGS[code]
-        yield "step", ("the client hears", status), _client_event(_got(w, code), rules, s.Answered(status))
+        yield "step", ("the client hears", status), _client_event(_got(w, code), rules, _answer(status))
         if w.slips:
-            after = _client_event(_slip(w), rules, s.Answered(status))
+            after = _client_event(_slip(w), rules, _answer(status))
             yield "fault", ("the client hears for the first of two times", status), after
     if state.phase is not s.ClientPhase.OVER:
         yield from _client_waits(w, rules)
@@ -631,6 +645,9 @@ def _agent_moves(w: World, rules: Rules) -> Iterator[Move]:
         if w.slips:
             after = _receive(_slip(w), rules, message)
             yield "fault", ("the agent receives for the first of two times", message), after
+            if isinstance(message, s.Prepare | s.EndSooner):
+                after = _receive(_slip(_got(w, code)), rules, replace(message, end=LATE_END))
+                yield "fault", ("the agent receives late", message), after
     state: s.Agent = THINGS[w.agent]
     if w.guard == "held" and state.stage is s.Stage.PREPARING and not state.is_end_held:
         yield "step", ("the agent hears that the guard holds the end", None), _agent_event(w, rules, s.EndHeld())

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from skypool.head.states import (
     CancelRun,
     Claim,
     Commit,
+    EndSooner,
     Outcome,
     Prepare,
     Stage,
@@ -48,6 +50,7 @@ class Peer:
         self.decoder = Decoder()
         self.frames: list[tuple[Kind, dict[str, Any]]] = []
         self.is_open = True
+        self.left: float | None = None  # the seconds until the machine's end, in the last state
         if name:
             self.send(long_frame(Kind.HELLO, {"wire": WIRE_VERSION, "session": name, "calls": [], "epoch": 0}))
 
@@ -81,12 +84,16 @@ class Peer:
         return self.hears(lambda each, header: each is kind)
 
     def status(self) -> Status:
-        return messages.status(self.gets(Kind.HANDED))
+        return self._without_left(messages.status(self.gets(Kind.HANDED)))
+
+    def _without_left(self, status: Status) -> Status:
+        self.left = status.left
+        return replace(status, left=None)
 
     def until(self, stage: Stage, seconds: float = 30.0) -> Status:
         """Return the first state that is in this stage."""
         like = lambda kind, header: kind is Kind.HANDED and header["stage"] == stage.value  # noqa: E731
-        return messages.status(self.hears(like, seconds))
+        return self._without_left(messages.status(self.hears(like, seconds)))
 
     def asks(self, message: ToAgent) -> Status:
         """Return the answer to a message, after all that came before."""
@@ -202,6 +209,27 @@ def test_a_run_that_was_handed_over_ends_without_its_client(started: Callable[..
     head.is_gone()
     assert head.lines("ran") == ["1 0"]
     assert rows.read(str(head.run)) == row  # it outlives the agent's folder
+
+
+def test_the_agent_tells_the_end_that_its_guard_holds_which_only_comes_nearer(started: Callable[..., Head]) -> None:
+    head = started(guard="holds")
+    assert head.client.asks(Ask(CLAIM)).stage is Stage.NOTHING
+    assert head.client.left is None
+    for end, asked in ((900.0, "prepare"), (600.0, "sooner"), (800.0, "later")):
+        if asked == "prepare":
+            head.prepare(end)
+        else:
+            head.client.say(EndSooner(CLAIM, end))
+        head.client.until(Stage.READY)
+        assert head.client.left is not None
+        assert 570 < head.client.left <= min(end, 900.0 if asked == "prepare" else 600.0)
+    told = [each.split()[:2] for each in (head.place / "guard.txt").read_text().splitlines()]
+    assert told == [["end", "900"], ["end", "600"], ["end", "800"]]
+    head.client.say(Commit(CLAIM))
+    head.client.until(Stage.COMMITTED)
+    row = rows.read(str(head.run))
+    assert row is not None
+    assert row.end <= time.time() + 600
 
 
 STEPS = (

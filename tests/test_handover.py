@@ -24,6 +24,7 @@ from skypool.head.states import (
     Commit,
     EndHeld,
     EndMachine,
+    EndSooner,
     Entry,
     GiveEnd,
     Go,
@@ -91,9 +92,9 @@ def client(phase: ClientPhase) -> Client:
     return Client(CLAIM, 3600.0, "heir", phase)
 
 
-def heard(phase: ClientPhase, stage: Stage, **more: Any) -> tuple[ClientPhase, list[Any]]:
+def heard(phase: ClientPhase, stage: Stage, *, is_late: bool = False, **more: Any) -> tuple[ClientPhase, list[Any]]:
     """Return what a client in this phase does when it hears of this stage."""
-    after, actions = steps.client(client(phase), Answered(Status(CLAIM, stage, **more)))
+    after, actions = steps.client(client(phase), Answered(Status(CLAIM, stage, **more), is_late))
     return after.phase, actions
 
 
@@ -131,6 +132,13 @@ def test_the_client_asks_for_the_commit_when_all_is_ready_and_then_leaves_the_ma
     told = [WriteLedger(Entry(Ledger.DETACHED)), Tell(Said.DETACHED)]
     assert heard(ClientPhase.COMMITTING, Stage.COMMITTED) == (ClientPhase.WATCHING, told)
     assert heard(ClientPhase.COMMITTING, Stage.OVER) == (ClientPhase.OVER, told)
+
+
+def test_the_client_has_an_end_that_was_given_late_corrected_before_it_asks_for_the_commit() -> None:
+    sooner = (ClientPhase.PREPARING, [Send(EndSooner(CLAIM, 3600.0))])
+    assert heard(ClientPhase.PREPARING, Stage.READY, is_late=True) == sooner
+    again = (ClientPhase.COMMITTING, [Send(Commit(CLAIM))])  # the guard's end has come no later since it was asked for
+    assert heard(ClientPhase.COMMITTING, Stage.READY, is_late=True) == again
 
 
 def test_a_client_without_an_answer_asks_and_repeats_what_did_not_arrive() -> None:
@@ -221,6 +229,16 @@ def test_the_agent_starts_a_runner_and_is_ready_when_that_stands_by_and_the_guar
     assert agent(*READY)[1] == ready
     assert agent(Received(PREPARE), EndHeld())[1] == []
     assert agent(Received(PREPARE), EndHeld(), RunnerSaid(1, StandsBy()))[1] == ready
+
+
+def test_the_agent_is_ready_again_when_the_guard_has_the_earlier_end() -> None:
+    sooner = Received(EndSooner(CLAIM, 3500.0))
+    preparing = Reply(Status(CLAIM, Stage.PREPARING))
+    assert agent(*READY, sooner)[1] == [Renew(), GiveEnd(3500.0, "heir"), preparing]
+    assert agent(*READY, sooner, Received(Commit(CLAIM)))[1] == [Renew(), preparing]
+    assert agent(*READY, sooner, EndHeld())[1] == [Reply(Status(CLAIM, Stage.READY))]
+    assert agent(*COMMITTED, sooner)[1] == [Reply(Status(CLAIM, Stage.COMMITTED))]
+    assert agent(sooner)[1] == [Renew(), Reply(Status(CLAIM, Stage.NOTHING))]
 
 
 def test_the_row_makes_the_runner_the_owner_and_a_second_commit_changes_nothing() -> None:

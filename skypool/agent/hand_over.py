@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import hmac
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from skypool.agent.call import NodeCall
@@ -23,7 +25,7 @@ from skypool.agent.messages import cancel_in, member_in, recall_in
 from skypool.agent.runner_watch import RunnerWatch
 from skypool.agent.stops import Stops as CallStops
 from skypool.agent.store import Arrivals
-from skypool.clock import RunningClock
+from skypool.clock import RunningClock, elapsed
 from skypool.errors import SkypoolError, protocol_violation
 from skypool.head import messages, rows, steps
 from skypool.head.states import (
@@ -139,7 +141,7 @@ class HandOver:
         self._events: deque[tuple[AgentEvent, Connection | None]] = deque()
         self._is_stepping = False
         self._place = messages.Place("")
-        self._end = 0.0
+        self._until = math.inf  # the end that the guard holds, by `clock.elapsed`
         self._asker: Connection | None = None
         self._watchers: list[Connection] = []
         self._former: Connection | None = None
@@ -168,7 +170,7 @@ class HandOver:
             and hmac.compare_digest(heir.encode(), state.row.heir.encode())
         ):
             return None
-        return {"silent": 0.0, "former": True, "handover": messages.to_json(self._status())}
+        return {"silent": 0.0, "former": True, "handover": messages.to_json(self._told(self._status()))}
 
     def on_accepted(self, hello: Mapping[str, Any]) -> None:
         """Note that a client was accepted. If it is the runner, it is the owner from now on."""
@@ -320,9 +322,18 @@ class HandOver:
         assert state.claim is not None
         return Status(state.claim, state.stage, state.why, state.is_cancelled, state.outcome)
 
+    def _told(self, status: Status) -> Status:
+        """Return a state as it is told now: with the seconds until the end that the guard holds."""
+        is_held = self._state.is_end_held and status.claim == self._state.claim
+        return replace(status, left=self._left) if is_held else status
+
+    @property
+    def _left(self) -> float:
+        return max(0.0, self._until - elapsed())
+
     def _reply(self, status: Status) -> None:
         """Answer whoever has asked; without one, tell all who have asked before, and the client."""
-        header = messages.to_json(status)
+        header = messages.to_json(self._told(status))
         to = [self._asker]
         if self._asker is None:
             to = [*self._watchers, *([] if self._state.is_committed else [self._client.connection])]
@@ -364,7 +375,7 @@ class HandOver:
             digest = messages.heir_digest(row.heir)
             try:
                 folder = private.folder(os.path.expanduser(self._place.folder))
-                rows.write(str(folder), rows.WrittenRow(row.claim, self._end, digest, time.time()))
+                rows.write(str(folder), rows.WrittenRow(row.claim, time.time() + self._left, digest, time.time()))
             except FileExistsError:
                 why = (
                     f"generation {row.claim.generation} of run {row.claim.run} was handed over to this machine before; "
@@ -378,7 +389,7 @@ class HandOver:
 
     def _give_end(self, end: float, heir: str) -> None:
         """Let the machine end in `end` seconds in any case."""
-        self._end = time.time() + end
+        self._until = min(self._until, elapsed() + end)
         self._lease.end_by(end)
         self._asking = self._guard.ask_end(end, messages.heir_digest(heir))
 

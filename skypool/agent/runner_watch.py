@@ -117,7 +117,7 @@ class RunnerWatch:
         self._send(messages.line(message))
 
     def tick(self, now: float) -> None:
-        """Start a runner whose pause is over, and tell of a silent or late one. `now` is the time of the agent's clock."""
+        """Start a runner whose pause is over, and tell of a silent or late one. `now` is by the agent's clock."""
         if self._child is None and now >= self._start_at:
             self._start()
         elif self._child is not None and not self._is_silent and now - self._heard > _SILENT:

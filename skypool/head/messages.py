@@ -32,6 +32,7 @@ from skypool.head.states import (
     CancelRun,
     Claim,
     Commit,
+    EndSooner,
     FromRunner,
     Go,
     Outcome,
@@ -91,7 +92,14 @@ def folder_of(home: str, claim: Claim) -> str:
     return f"{home}/heads/{claim.run}-{claim.generation}"
 
 
-_TO_AGENT = {"prepare": Prepare, "commit": Commit, "abandon": Abandon, "ask": Ask, "cancel run": CancelRun}
+_TO_AGENT = {
+    "prepare": Prepare,
+    "end sooner": EndSooner,
+    "commit": Commit,
+    "abandon": Abandon,
+    "ask": Ask,
+    "cancel run": CancelRun,
+}
 _FROM_RUNNER = {
     "stands by": StandsBy,
     "takes": Takes,
@@ -259,6 +267,7 @@ _READERS: dict[str, Callable[[Any], object]] = {
     "stage": Stage,
     "why": _why,
     "is_cancelled": _flag,
+    "left": lambda said: None if said is None else _seconds(said),
     "outcome": lambda said: None if said is None else Outcome(said),
     "attempts": _count,
     "attempt": _count,

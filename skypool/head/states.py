@@ -108,6 +108,16 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
+class EndSooner:
+    """A message of the client: the end of `Prepare` came too late, so the machine would end later than ledger and tags
+    say. If nothing is committed, the guard is to take the end after `end` seconds from now, too. The earlier one counts.
+    """
+
+    claim: Claim
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """A message of the client: commit the hand-over if it is ready. A client that has sent it asks before it ends
     the machine."""
@@ -144,6 +154,8 @@ class Status:
         why: why the hand-over has failed, or which run has the machine.
         is_cancelled: True if the run is being cancelled.
         outcome: how the run has ended, in the stage OVER.
+        left: seconds until the end that the guard holds, when this was said. None if it holds none, and in the steps,
+            which have no clock.
     """
 
     claim: Claim
@@ -151,9 +163,10 @@ class Status:
     why: str = ""
     is_cancelled: bool = False
     outcome: Outcome | None = None
+    left: float | None = None
 
 
-ToAgent = Prepare | Commit | Abandon | Ask | CancelRun
+ToAgent = Prepare | EndSooner | Commit | Abandon | Ask | CancelRun
 
 
 # --- messages between agent and runner -----------------------------------------------------------------------
@@ -293,9 +306,13 @@ class TagsFailed:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An event of the client: the agent has sent its state."""
+    """An event of the client: the agent has sent its state.
+
+    `is_late` is True if the end that the guard holds may be later than the one that ledger and tags have.
+    """
 
     status: Status
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

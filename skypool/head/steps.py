@@ -39,6 +39,7 @@ from skypool.head.states import (
     EndHeld,
     EndMachine,
     EndRefused,
+    EndSooner,
     Entry,
     GiveEnd,
     Go,
@@ -115,8 +116,8 @@ def client(state: Client, event: ClientEvent) -> tuple[Client, list[ClientAction
             return replace(state, phase=ClientPhase.PREPARING), [Send(_prepare(state))]
         case TagsFailed() if phase is ClientPhase.MARKING:
             return _end_unstarted(state)
-        case Answered(status) if status.claim == state.claim:
-            return _answered(state, status)
+        case Answered(status, is_late) if status.claim == state.claim:
+            return _answered(state, status, is_late)
         case Connected() | Overdue() if phase in _ASKED:
             return state, [Send(Ask(state.claim))]
         case Interrupt():
@@ -132,7 +133,7 @@ def _prepare(state: Client) -> Prepare:
     return Prepare(state.claim, state.end, state.heir)
 
 
-def _answered(state: Client, status: Status) -> tuple[Client, list[ClientAction]]:
+def _answered(state: Client, status: Status, is_late: bool) -> tuple[Client, list[ClientAction]]:
     """Act on what the agent says. It may be outdated, but COMMITTED, OVER, ABANDONED and FAILED never become untrue."""
     phase, stage = state.phase, status.stage
     if phase in (ClientPhase.WATCHING, ClientPhase.CANCELLING):
@@ -151,6 +152,8 @@ def _answered(state: Client, status: Status) -> tuple[Client, list[ClientAction]
         return replace(state, phase=ClientPhase.OVER), [Tell(Said.NOT_STARTED)]
     if phase is ClientPhase.ABANDONING:
         return state, [Send(Abandon(state.claim))]
+    if stage is Stage.READY and is_late and phase is ClientPhase.PREPARING:
+        return state, [Send(EndSooner(state.claim, state.end))]
     if stage is Stage.READY:
         return replace(state, phase=ClientPhase.COMMITTING), [Send(Commit(state.claim))]
     if stage is Stage.NOTHING and phase is ClientPhase.PREPARING:
@@ -306,6 +309,10 @@ def _received(state: Agent, message: ToAgent, from_owner: bool) -> tuple[Agent, 
                 row = Row(claim, end, heir)
                 state = replace(state, claim=claim, stage=Stage.PREPARING, row=row, runner=1, tries=1)
                 actions = [GiveEnd(end, heir), StartRunner(1)]
+            case EndSooner(_, end) if state.stage in _OPEN:
+                assert state.row is not None
+                state = replace(state, stage=Stage.PREPARING, is_end_held=False)
+                actions = [GiveEnd(end, state.row.heir)]
             case Commit() if state.stage is Stage.READY:
                 assert state.row is not None
                 return state, [WriteRow(state.row)]  # the answer follows

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import queue
+from dataclasses import replace
 from typing import Protocol
 
 from skypool.errors import ConnectionLost
@@ -39,6 +40,9 @@ from skypool.runs.program_run import await_end, in_thread
 
 _PATIENCE = 5.0
 """Seconds after which an agent that has not answered is asked again."""
+_LATE = 20.0
+"""Seconds by which the machine may end later than is written. Its answer seems late by the time that it has taken, and
+`run_account.ENDING` leaves more time than this."""
 _MINE = (ClientPhase.OWNER, ClientPhase.MARKING, ClientPhase.PREPARING)
 """The phases in which there is surely no commit."""
 _DECIDED = (ClientPhase.WATCHING, ClientPhase.OVER)
@@ -46,6 +50,10 @@ _DECIDED = (ClientPhase.WATCHING, ClientPhase.OVER)
 
 class Owned(Protocol):
     """A protocol for what this process has of the machine until it is handed over. The methods block."""
+
+    @property
+    def left(self) -> float:
+        """Seconds until the written end, which ledger and tags have; 0 after it."""
 
     def send(self, message: ToAgent) -> None:
         """Send a message to the agent. It is lost without a connection."""
@@ -141,6 +149,9 @@ class HandingOver:
     def _step(self, event: ClientEvent) -> None:
         if isinstance(event, Answered) and event.status.stage in (Stage.FAILED, Stage.OTHER):
             self.why = event.status.why
+        if isinstance(event, Answered) and event.status.stage is Stage.READY:
+            left = event.status.left
+            event = replace(event, is_late=left is None or left > self._owned.left + _LATE)
         self._is_cancelled |= isinstance(event, Interrupt)
         self._apply(event)
 

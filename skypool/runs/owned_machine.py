@@ -12,7 +12,7 @@ from skypool.compute_pool.compute_pool import ComputePool
 from skypool.errors import ConnectionLost, SkypoolError, TakenOver
 from skypool.event_loop import Loop
 from skypool.head import messages, rows
-from skypool.head.states import AgentGone, ClientEvent, Entry, MachineGone, Prepare, ToAgent
+from skypool.head.states import AgentGone, ClientEvent, EndSooner, Entry, MachineGone, Prepare, ToAgent
 from skypool.rental.run_account import RunAccount
 from skypool.runs import stored
 from skypool.runs.needs import Needs
@@ -48,15 +48,21 @@ class OwnedMachine:
         """Have a function called with what happens, in any thread: answers, new connections, and the machine's loss."""
         self._engine.takeover.follow(hear)
 
+    @property
+    def left(self) -> float:
+        return self._account.left
+
     def send(self, message: ToAgent) -> None:
         link = self._engine.connections.links.get(self._node)
         if link is None:
             return
+        if isinstance(message, Prepare | EndSooner):
+            message = replace(message, end=min(message.end, self.left))
+        header = messages.to_json(message)
         if isinstance(message, Prepare):
-            header = messages.to_json(replace(message, end=min(message.end, self._account.left)))
             link.send(frame(Kind.HANDOVER, {**header, **asdict(self._place)}, [self._needs.packed()]))
         else:
-            link.send(frame(Kind.HANDOVER, messages.to_json(message)))
+            link.send(frame(Kind.HANDOVER, header))
 
     def write(self, entry: Entry) -> None:
         self._account.write(entry)
