@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,9 +24,11 @@ from skypool.head import messages, rows
 from skypool.head.states import CancelRun, Claim, Commit, Outcome, Said, StandsBy, ToAgent
 from skypool.model import Instance
 from skypool.processes import Process
+from skypool.rental.budget import Budget
 from skypool.rental.handover import Handover
 from skypool.rental.records import Record
 from skypool.rental.run_account import RunAccount
+from skypool.rental.supply import Supply
 from skypool.runs import stored
 from skypool.runs.handing_over import HandingOver
 from skypool.runs.needs import Needs
@@ -43,6 +46,21 @@ WAITS = """import os, time
 while not os.path.exists("go"):
     time.sleep(0.02)
 """
+
+
+HOUR = 3600.0
+
+
+class BehindAccount(RunAccount):
+    """That of a client whose clock is an hour behind."""
+
+    def __init__(self, supply: Supply, claim: Claim, seconds: float) -> None:
+        super().__init__(supply, claim, seconds)
+        self.ends -= HOUR
+
+    @property
+    def left(self) -> float:
+        return self.ends + HOUR - time.time()
 
 
 def keeper_of(instance: Instance) -> int:
@@ -70,19 +88,24 @@ class Machine:
         call = ProgramCall(words, places, ".", {"WORD": "hidden"}, "", procs, "")
         return Needs.of(self.claim, self.pool._handed_over(), call, retries, saved="")
 
+    def needs_of(self, script: str, record: Record) -> Needs:
+        """Needs as of a client whose ledger has this record of the pool."""
+        handover = replace(self.pool._handed_over(), record=record)
+        return Needs.of(self.claim, handover, self.needs(script).call, 0, saved="")
+
     def hand_over(self, needs: Needs) -> OwnedMachine:
         """Hand the run over. The connection stays, as of a client that watches."""
         said, why, owned = self.try_to_hand_over(needs)
         assert said is Said.DETACHED, why
         return owned
 
-    def try_to_hand_over(self, needs: Needs) -> tuple[Said, str, OwnedMachine]:
+    def try_to_hand_over(self, needs: Needs, account: type[RunAccount] = RunAccount) -> tuple[Said, str, OwnedMachine]:
         self.folder = Path(needs.folder)
         supply = self.pool._sender.working().supply
         assert supply is not None
-        account = RunAccount(supply, self.claim, 600.0)
-        owned = OwnedMachine(self.pool, needs, account)
-        handing = HandingOver(self.claim, account.left, secrets.token_hex(8), owned)
+        made = account(supply, self.claim, 600.0)
+        owned = OwnedMachine(self.pool, needs, made)
+        handing = HandingOver(self.claim, made.left, secrets.token_hex(8), owned)
         owned.follow(handing.hear)
         return handing.run(), handing.why, owned
 
@@ -194,6 +217,25 @@ def test_a_gang_on_the_node_runs_and_its_first_failure_is_the_status(machine: Ma
     status = machine.ends()
     assert (status.outcome, status.attempts) == (Outcome.ENDED, 1)
     assert status.returncode in (4, 130)  # the first rank is stopped if it was slower
+
+
+def test_a_clock_of_the_machine_that_is_an_hour_ahead_neither_stops_the_program_nor_changes_what_it_costs(
+    machine: Machine,
+) -> None:
+    record = machine.pool._handed_over().record
+    [line] = record.lines
+    now = time.time() - HOUR
+    line = replace(line, launched=now, billed_from=now, until=now, usd_per_hour=360.0)
+    record = replace(record, lines=(line,), lifetime=600.0, budget=Budget(60.0))
+    needs = machine.needs_of("import time; time.sleep(3)", record)
+    said, why, owned = machine.try_to_hand_over(needs, BehindAccount)
+    assert said is Said.DETACHED, why
+    owned.give_up()
+    status = machine.ends()
+    assert (status.outcome, status.returncode, status.limit) == (Outcome.ENDED, 0, "")
+    assert now < status.ended < time.time() - HOUR + 1
+    assert status.usd is not None
+    assert 0.3 <= status.usd <= 0.1 * (time.time() - HOUR + 1 - now)
 
 
 def test_a_program_that_cannot_be_started_says_why(machine: Machine) -> None:

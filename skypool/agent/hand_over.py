@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
@@ -58,11 +58,13 @@ from skypool.head.states import (
     Stops,
     Takes,
     TellRunner,
+    Welcome,
     WriteRow,
 )
 from skypool.safety import private
 from skypool.wire.frames import Frame, Kind, frame
 
+Told = TypeVar("Told", Status, Welcome)
 _TO_TELL = 3.0
 """The least seconds that the agent stays after the end of a run, in which others hear of it."""
 _ENDS = {"": Program.ENDED, "timeout": Program.ENDED, "cancel": Program.STOPPED}
@@ -304,7 +306,7 @@ class HandOver:
             case KillRunner(number):
                 self._runner.kill(number)
             case TellRunner(number, message):
-                self._runner.tell(number, message)
+                self._runner.tell(number, self._told(message) if isinstance(message, Welcome) else message)
             case WriteRow():
                 self._write_row()
             case StartProgram(number):
@@ -322,10 +324,9 @@ class HandOver:
         assert state.claim is not None
         return Status(state.claim, state.stage, state.why, state.is_cancelled, state.outcome)
 
-    def _told(self, status: Status) -> Status:
-        """Return a state as it is told now: with the seconds until the end that the guard holds."""
-        is_held = self._state.is_end_held and status.claim == self._state.claim
-        return replace(status, left=self._left) if is_held else status
+    def _told(self, message: Told) -> Told:
+        """Return a message as it is told now: with the seconds until the end that the guard holds."""
+        return replace(message, left=self._left) if self._state.is_end_held else message
 
     @property
     def _left(self) -> float:

@@ -110,7 +110,7 @@ class Prepare:
 @dataclass(frozen=True, slots=True)
 class EndSooner:
     """A message of the client: the end of `Prepare` came too late, so the machine would end later than ledger and tags
-    say. If nothing is committed, the guard is to take the end after `end` seconds from now, too. The earlier one counts.
+    say. If nothing is committed, the guard is to take the end after `end` seconds from now, and keeps the earlier one.
     """
 
     claim: Claim
@@ -193,11 +193,15 @@ class Takes:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """A message of the agent to its new owner: what became of the attempts so far."""
+    """A message of the agent to its new owner: what became of the attempts so far.
+
+    `left` is as in `Status`.
+    """
 
     attempts: int
     program: Program
     is_cancelled: bool
+    left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,10 @@ class OwnedMachine:
     """
 
     def __init__(self, pool: ComputePool, needs: Needs, account: RunAccount, keep: float = 0.0) -> None:
-        self._pool, self._needs, self._account = pool, needs, account
+        self._pool, self._account = pool, account
         self._place = messages.Place(needs.folder, keep)
         self._engine = pool._sender.working()
+        self._needs = replace(needs, ends=account.ends, limit=self._engine.rental.limits.nearer)
         [self._node] = pool.nodes
 
     def follow(self, hear: Callable[[ClientEvent | ConnectionLost], None]) -> None:

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from skypool import clock
 from skypool.calls.futures import CallFuture
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.errors import CommandFailed, SkypoolError, TakenOver
@@ -45,6 +46,7 @@ from skypool.head.states import (
     Store,
     Stored,
     Takes,
+    Welcome,
 )
 from skypool.pool.states import Phase
 from skypool.runs import stored
@@ -104,6 +106,7 @@ class RunnerProcess:
         self._running: CallFuture[Any] | None = None
         self._failed: tuple[float, int] | None = None  # when the call of which attempt has failed
         self._limit = ""
+        self._until = math.inf  # the written end, by `clock.elapsed`, which steps of this machine's clock do not change
         self._moves = 0
         self._stuck_at = math.inf  # when the present work counts as stuck
         self._alive_at = 0.0
@@ -124,6 +127,9 @@ class RunnerProcess:
                 return
             if isinstance(event, BaseException):
                 raise event
+            if isinstance(event, AgentSaid) and isinstance(event.message, Welcome) and event.message.left is not None:
+                self._until = clock.elapsed() + event.message.left
+                self._works.put(self._limit_pool)
             self._step(event)
         self._close()
 
@@ -201,6 +207,18 @@ class RunnerProcess:
         self._pool = pool = ComputePool._held(replace(self._needs.handover, heir=heir), console="off")
         pool._sender.working().limits.for_programs = _TO_END
 
+    def _limit_pool(self) -> None:
+        """End the pool at the written end. The clocks of this machine and of the client may differ."""
+        assert self._pool is not None
+        limits = self._pool._sender.working().rental.limits
+        limits.billed_since = clock.now()
+        limits.lifetime = self._until - clock.elapsed()
+
+    @property
+    def _now(self) -> float:
+        """The present time in seconds since 1970, by the clock of the client."""
+        return self._needs.ends - (self._until - clock.elapsed())
+
     def _start(self, attempt: int) -> None:
         """Start an attempt. What its agent has started before is not started again there."""
         assert self._pool is not None
@@ -225,11 +243,7 @@ class RunnerProcess:
 
     def _store(self, outcome: Outcome, attempts: int) -> None:
         """Store how the run has ended, unless a former runner has done that."""
-        needs, pool = self._needs, self._pool
-        assert pool is not None
-        usd = None
-        with contextlib.suppress(SkypoolError):  # its ledger cannot be read
-            usd = pool.receipt.usd
+        needs, now = self._needs, self._now
         found = stored.statuses(self._output(attempts), range(needs.call.procs or 1))
         status = None if None in found else next(filter(None, found), 0)
         ended = RunStatus(
@@ -237,8 +251,8 @@ class RunnerProcess:
             outcome=outcome,
             returncode=None if status is None else exit_status(status),
             attempts=attempts,
-            ended=time.time(),
-            usd=usd,
+            ended=now,
+            usd=sum(each.at(now).usd for each in needs.handover.record.lines),
             limit=self._limit,
             why=self._why(),
             saved=needs.saved,
@@ -270,8 +284,7 @@ class RunnerProcess:
         if engine is None or self._state.phase is not RunnerPhase.OWNER:
             return
         if not self._limit and engine.limits.until_stop() <= 0:
-            limits = engine.rental.limits
-            self._limit = "lifetime" if limits.lifetime_left < limits.left() else "budget"
+            self._limit = self._needs.limit
             self._works.put(self._stop)
         if self._failed is not None:
             at, attempt = self._failed

@@ -35,7 +35,8 @@ class RunStatus:
         outcome: how it has ended.
         returncode: the exit status of the program: 128 + n if signal n ended it; None if nobody knows.
         attempts: the number of times that the program was started.
-        ended: when its runner has stored this, in seconds since 1970, by the clock of the machine.
+        ended: when its runner has stored this, in seconds since 1970, by the clock of the client
+            that has handed the run over.
         usd: what the run has cost so far, at the last known prices; None if that is not known.
         limit: what the program was stopped for: "budget" or "lifetime"; "" if it was not.
         why: why the program has failed, if that is known; "" if not.
