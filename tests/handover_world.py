@@ -605,6 +605,8 @@ def _client_moves(w: World, rules: Rules) -> Iterator[Move]:
         yield "step", ("the client leaves", None), _client_dies(w)
     elif w.faults:
         yield from _client_faults(w)
+        if state.phase in (s.ClientPhase.MARKING, s.ClientPhase.PREPARING):
+            yield "fault", ("the client's pool ends", None), _client_event(_spend(w), rules, s.PoolOver())
 
 
 def _client_waits(w: World, rules: Rules) -> Iterator[Move]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from skypool.errors import ConnectionLost, LedgerError, StillRunning
+from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, SkypoolError, StillRunning, TakenOver
 from skypool.head import steps
 from skypool.head.states import (
     Abandon,
@@ -75,6 +75,7 @@ class Machine:
         self.on_commit: Callable[[], None] | None = None
         self.found: AgentGone | MachineGone | None = None
         self.left = 60.0
+        self.over: SkypoolError | None = None
         self.held = math.inf
         self._delay = delay
         self._lost, self._fails, self._loses, self._waits = [*lost], fails, loses, waits
@@ -173,6 +174,45 @@ def test_nothing_is_committed_before_the_machine_ends_when_ledger_and_tags_say_s
     assert machine.handing.run() is Said.DETACHED
     assert machine.did == [*asks, "withhold", "Commit"]
     assert machine.held <= machine.left + 20
+
+
+@pytest.mark.parametrize(
+    ("waits", "over", "said", "ends"),
+    [
+        (Prepare, BudgetExceeded("it is spent"), Said.NOT_STARTED, True),
+        (Prepare, TakenOver("it is another's"), Said.NOT_STARTED, False),
+        (Commit, BudgetExceeded("it is spent"), Said.UNKNOWN, False),
+    ],
+)
+def test_a_client_hears_that_its_pool_has_ended_for_another_reason(
+    waits: type, over: SkypoolError, said: Said, ends: bool
+) -> None:
+    machine = Machine(waits=waits)
+
+    def end() -> None:
+        machine.asked.wait()
+        machine.over = over
+
+    threading.Thread(target=end).start()
+    assert machine.handing.run() is said
+    assert machine.handing.why == str(over)
+    assert ("end" in machine.did) is ends
+    assert machine.entry == (Entry(Ledger.ENDED, Outcome.NOT_STARTED) if ends else Entry(Ledger.DETACHING))
+
+
+def test_a_pool_that_ends_while_its_run_is_being_cancelled_is_told() -> None:
+    machine = Machine(waits=Abandon)
+
+    def interrupt() -> None:
+        machine.asked.wait()
+        machine.handing.hear(Answered(Status(RUN, Stage.COMMITTED)))
+        machine.over = BudgetExceeded("it is spent")
+
+    machine.on_commit = lambda: os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(SkypoolError, match=r"not known whether the run was cancelled.*it is spent"):
+        machine.handing.run()
+    assert machine.entry == Entry(Ledger.DETACHED)
 
 
 def test_a_ledger_that_cannot_be_written_stops_it_before_the_agent_hears_of_it() -> None:

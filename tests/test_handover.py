@@ -37,6 +37,7 @@ from skypool.head.states import (
     Outcome,
     Overdue,
     Party,
+    PoolOver,
     Prepare,
     Program,
     ProgramEnded,
@@ -186,6 +187,15 @@ def test_a_client_that_finds_no_machine_says_only_what_is_known() -> None:
 def test_a_client_leaves_a_machine_alone_that_another_run_has() -> None:
     for phase in (ClientPhase.PREPARING, ClientPhase.COMMITTING, ClientPhase.ABANDONING):
         assert heard(phase, Stage.OTHER) == (ClientPhase.OVER, [Tell(Said.NOT_STARTED)])
+
+
+def test_a_client_whose_pool_ends_before_it_has_asked_for_the_commit_ends_the_machine_unless_others_have_it() -> None:
+    over = client(ClientPhase.OVER)
+    for phase in (ClientPhase.OWNER, ClientPhase.MARKING, ClientPhase.PREPARING):
+        assert steps.client(client(phase), PoolOver()) == (over, END_UNSTARTED)
+        assert steps.client(client(phase), PoolOver(is_taken=True)) == (over, [Tell(Said.NOT_STARTED)])
+    for phase in (ClientPhase.COMMITTING, ClientPhase.ABANDONING, ClientPhase.WATCHING, ClientPhase.CANCELLING):
+        assert steps.client(client(phase), PoolOver()) == (client(phase), [])
 
 
 def test_answers_about_other_runs_are_ignored() -> None:

@@ -19,10 +19,11 @@ import pytest
 
 import skypool as sky
 from skypool.calls.options import Options
-from skypool.errors import ProtocolError
+from skypool.errors import BudgetExceeded, ProtocolError
 from skypool.head import messages, rows
 from skypool.head.states import CancelRun, Claim, Commit, Outcome, Said, StandsBy, ToAgent
 from skypool.model import Instance
+from skypool.pool.states import Stop
 from skypool.processes import Process
 from skypool.rental.budget import Budget
 from skypool.rental.handover import Handover
@@ -210,6 +211,21 @@ def test_an_agent_that_dies_at_the_commit_leaves_a_row_that_tells_whether_there_
     else:
         assert said is Said.NOT_STARTED
     assert not machine.runners
+
+
+def test_a_client_whose_pool_ends_while_it_prepares_says_why_and_ends_the_machine(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_then(owned: OwnedMachine, message: ToAgent) -> None:
+        """The message is lost, as the pool ends first: `skypool down` elsewhere, or the budget is spent."""
+        life = machine.pool._sender.working().life
+        life.soon(life.apply, Stop(BudgetExceeded("the budget is spent")))
+
+    monkeypatch.setattr(OwnedMachine, "send", end_then)
+    monkeypatch.setattr("skypool.runs.handing_over._PATIENCE", 0.1)
+    said, why, _ = machine.try_to_hand_over(machine.needs(""))
+    assert (said, why) == (Said.NOT_STARTED, "the budget is spent")
+    assert not sky.Local().instances(pool=machine.claim.run)
 
 
 def test_a_gang_on_the_node_runs_and_its_first_failure_is_the_status(machine: Machine) -> None:

@@ -359,7 +359,19 @@ class MachineGone:
     stored: Outcome | None = None
 
 
-ClientEvent = Begin | TagsRenewed | TagsFailed | Answered | Connected | Overdue | Interrupt | AgentGone | MachineGone
+@dataclass(frozen=True, slots=True)
+class PoolOver:
+    """An event of the client: its pool has ended in this process, for example because its budget is spent.
+
+    `is_taken` is True if another process has taken the machine over.
+    """
+
+    is_taken: bool = False
+
+
+ClientEvent = (
+    Begin | TagsRenewed | TagsFailed | Answered | Connected | Overdue | Interrupt | AgentGone | MachineGone | PoolOver
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ from skypool.head.states import (
     Outcome,
     Overdue,
     Party,
+    PoolOver,
     Prepare,
     Program,
     ProgramEnded,
@@ -99,6 +100,8 @@ from skypool.head.states import (
 
 # --- the client ----------------------------------------------------------------------------------------------
 
+_UNASKED = (ClientPhase.OWNER, ClientPhase.MARKING, ClientPhase.PREPARING)
+"""The phases in which the client has not asked for the commit, so that there is none."""
 _UNDECIDED = (ClientPhase.COMMITTING, ClientPhase.ABANDONING)
 """The phases in which there may be a commit of which the client has not heard."""
 _ASKED = (ClientPhase.PREPARING, *_UNDECIDED, ClientPhase.WATCHING, ClientPhase.CANCELLING)
@@ -122,6 +125,8 @@ def client(state: Client, event: ClientEvent) -> tuple[Client, list[ClientAction
             return state, [Send(Ask(state.claim))]
         case Interrupt():
             return _interrupt(state)
+        case PoolOver(is_taken) if phase in _UNASKED:
+            return _not_owner(state) if is_taken else _end_unstarted(state)
         case AgentGone(has_row, stored) if phase is not ClientPhase.OVER:
             return _agent_gone(state, has_row, stored)
         case MachineGone(stored) if phase is not ClientPhase.OVER:
@@ -148,8 +153,8 @@ def _answered(state: Client, status: Status, is_late: bool) -> tuple[Client, lis
         return _end_unstarted(state)
     if stage in (Stage.COMMITTED, Stage.OVER):
         return _detached(state, status)
-    if stage is Stage.OTHER:  # the machine is not this client's any more, and not to be ended by it
-        return replace(state, phase=ClientPhase.OVER), [Tell(Said.NOT_STARTED)]
+    if stage is Stage.OTHER:
+        return _not_owner(state)
     if phase is ClientPhase.ABANDONING:
         return state, [Send(Abandon(state.claim))]
     if stage is Stage.READY and is_late and phase is ClientPhase.PREPARING:
@@ -177,10 +182,15 @@ def _end_unstarted(state: Client) -> tuple[Client, list[ClientAction]]:
     return replace(state, phase=ClientPhase.OVER), [EndMachine(), WriteLedger(ended), Tell(Said.NOT_STARTED)]
 
 
+def _not_owner(state: Client) -> tuple[Client, list[ClientAction]]:
+    """Leave the machine alone, as it is not this client's any more."""
+    return replace(state, phase=ClientPhase.OVER), [Tell(Said.NOT_STARTED)]
+
+
 def _interrupt(state: Client) -> tuple[Client, list[ClientAction]]:
     """Cancel the run: end the machine if no commit was asked for, or else ask the agent first."""
     match state.phase:
-        case ClientPhase.OWNER | ClientPhase.MARKING | ClientPhase.PREPARING:
+        case phase if phase in _UNASKED:
             return _end_unstarted(state)
         case ClientPhase.COMMITTING:
             return replace(state, phase=ClientPhase.ABANDONING), [Send(Abandon(state.claim))]

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from importlib.resources import files
 
 from skypool.compute_pool.compute_pool import ComputePool
-from skypool.errors import ConnectionLost, SkypoolError, TakenOver
+from skypool.errors import ConnectionLost, PoolClosed, SkypoolError, TakenOver
 from skypool.event_loop import Loop
 from skypool.head import messages, rows
 from skypool.head.states import AgentGone, ClientEvent, EndSooner, Entry, MachineGone, Prepare, ToAgent
@@ -48,6 +48,14 @@ class OwnedMachine:
     def follow(self, hear: Callable[[ClientEvent | ConnectionLost], None]) -> None:
         """Have a function called with what happens, in any thread: answers, new connections, and the machine's loss."""
         self._engine.takeover.follow(hear)
+
+    @property
+    def over(self) -> SkypoolError | None:
+        life = self._engine.life
+        error = life.state.error
+        if not life.is_ending:
+            return None
+        return error if isinstance(error, SkypoolError) else PoolClosed(f"pool {self._pool.name!r} was ended")
 
     @property
     def left(self) -> float:
