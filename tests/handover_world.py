@@ -569,7 +569,13 @@ def _agent_faults(w: World) -> Iterator[Move]:
 
 
 def _runner_acts(w: World, rules: Rules) -> Iterator[Move]:
-    yield "step", ("runner", THINGS[w.runner_todo[0]]), _perform_runner(w, rules)
+    action = THINGS[w.runner_todo[0]]
+    yield "step", ("runner", action), _perform_runner(w, rules)
+    if w.slips and isinstance(action, s.Say) and isinstance(action.message, s.Stops):
+        unsent = tuple(code for code in w.r2a if not isinstance(THINGS[code], s.Starts))
+        if unsent != w.r2a:
+            after = _perform_runner(_slip(w)._replace(r2a=unsent), rules)
+            yield "fault", ("the runner stops what it has not sent", None), after
     if w.faults:
         yield from _runner_faults(w)
 

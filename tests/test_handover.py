@@ -22,6 +22,7 @@ from skypool.head.states import (
     Client,
     ClientPhase,
     Commit,
+    Drops,
     EndHeld,
     EndMachine,
     EndSooner,
@@ -339,6 +340,17 @@ def test_a_run_is_cancelled_by_its_runner_and_only_after_the_commit() -> None:
     assert agent(*RUNNING, RunnerSaid(1, Stops(1)))[1] == [StopProgram(1)]
     over = Reply(Status(CLAIM, Stage.OVER, outcome=Outcome.ENDED))
     assert agent(*RUNNING, RunnerSaid(1, RunOver(Outcome.ENDED)))[1] == [over, StopMachine(Outcome.ENDED)]
+
+
+def test_an_attempt_that_is_dropped_before_it_was_started_is_over_and_never_started() -> None:
+    state, actions = agent(*OWNED, RunnerSaid(1, Drops(1)))
+    assert actions == [TellRunner(1, ProgramOver(1, Program.STOPPED))]
+    assert steps.agent(state, RunnerSaid(1, Starts(1))) == (state, [])
+    running, _ = agent(*RUNNING)
+    assert steps.agent(running, RunnerSaid(1, Drops(1))) == (running, [])  # it is stopped, and its end follows
+    runner, actions = steps.runner(owner(), AgentSaid(Cancel()))
+    assert actions == [Say(Stops(1)), Say(Drops(1))]
+    assert steps.runner(runner, AgentSaid(ProgramOver(1, Program.STOPPED)))[1] == [Store(Outcome.CANCELLED)]
 
 
 def test_a_message_of_another_generation_is_refused_and_changes_nothing() -> None:

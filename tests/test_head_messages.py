@@ -17,6 +17,7 @@ from skypool.head.states import (
     CancelRun,
     Claim,
     Commit,
+    Drops,
     EndSooner,
     Go,
     Outcome,
@@ -42,7 +43,7 @@ TO_AGENT = [
     Ask(CLAIM),
     CancelRun(CLAIM),
 ]
-FROM_RUNNER = [StandsBy(), Takes("word"), Starts(2), Stops(2), RunOver(Outcome.FAILED), messages.Alive(17)]
+FROM_RUNNER = [StandsBy(), Takes("word"), Starts(2), Stops(2), Drops(2), RunOver(Outcome.FAILED), messages.Alive(17)]
 TO_RUNNER = [Go("word"), Welcome(1, Program.LOST, True), ProgramOver(3, Program.ENDED), Cancel()]
 STATUSES = [Status(CLAIM, Stage.FAILED, "no room"), Status(CLAIM, Stage.OVER, "", True, Outcome.CANCELLED)]
 

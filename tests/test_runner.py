@@ -254,6 +254,18 @@ def test_a_clock_of_the_machine_that_is_an_hour_ahead_neither_stops_the_program_
     assert 0.3 <= status.usd <= 0.1 * (time.time() - HOUR + 1 - now)
 
 
+def test_a_gang_that_is_cancelled_before_its_calls_were_sent_is_over(machine: Machine) -> None:
+    busy = sky.compute(time.sleep)(600.0) > machine.pool  # so the gang waits for the node
+    owned = machine.hand_over(machine.needs("open('ran', 'w').close()", procs=2))
+    eventually((machine.folder / stored.OUTPUT / "1").exists, 60, "the start of the gang")
+    time.sleep(1.0)  # it is submitted
+    owned.send(CancelRun(machine.claim))
+    status = machine.ends()
+    assert (status.outcome, status.returncode, status.attempts) == (Outcome.CANCELLED, None, 1)
+    assert not (machine.project / "ran").exists()
+    assert not busy.done()
+
+
 def test_a_program_that_cannot_be_started_says_why(machine: Machine) -> None:
     needs = machine.needs("")
     (machine.project / "train.py").unlink()

@@ -32,6 +32,7 @@ from skypool.head.states import (
     CancelRun,
     Claim,
     Commit,
+    Drops,
     EndSooner,
     FromRunner,
     Go,
@@ -105,6 +106,7 @@ _FROM_RUNNER = {
     "takes": Takes,
     "starts": Starts,
     "stops": Stops,
+    "drops": Drops,
     "run over": RunOver,
     "alive": Alive,
 }

@@ -219,6 +219,16 @@ class Stops:
 
 
 @dataclass(frozen=True, slots=True)
+class Drops:
+    """A message of the runner, after `Stops`: what it has not sent of an attempt will not come.
+
+    Some attempts are stopped before their calls were sent, such as those of a gang that waits for its node.
+    """
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramOver:
     """A message of the agent: the program has ended."""
 
@@ -238,7 +248,7 @@ class RunOver:
     outcome: Outcome
 
 
-FromRunner = StandsBy | Takes | Starts | Stops | RunOver
+FromRunner = StandsBy | Takes | Starts | Stops | Drops | RunOver
 ToRunner = Go | Welcome | ProgramOver | Cancel
 
 

@@ -36,6 +36,7 @@ from skypool.head.states import (
     ClientPhase,
     Commit,
     Connected,
+    Drops,
     EndHeld,
     EndMachine,
     EndRefused,
@@ -369,6 +370,9 @@ def _runner_said(state: Agent, said: object) -> tuple[Agent, list[AgentAction]]:
             return replace(state, attempts=attempt, program=Program.RUNNING), [StartProgram(attempt)]
         case Stops(attempt) if attempt == state.attempts and state.program is Program.RUNNING:
             return state, [StopProgram(attempt)]
+        case Drops(attempt) if attempt == state.attempts + 1 and state.program is not Program.RUNNING:
+            state = replace(state, attempts=attempt, program=Program.STOPPED)  # so that it is never started
+            return state, [TellRunner(state.runner, ProgramOver(attempt, Program.STOPPED))]
         case RunOver(outcome):
             state = replace(state, stage=Stage.OVER, outcome=outcome)
             return state, [_reply(state), StopMachine(outcome)]
@@ -416,7 +420,7 @@ def runner(state: Runner, event: RunnerEvent) -> tuple[Runner, list[RunnerAction
         case AgentSaid(ProgramOver(attempt, program)) if state.phase is RunnerPhase.OWNER:
             return _go_on(state, program) if attempt == state.attempt else (state, [])
         case AgentSaid(Cancel()) if state.phase is RunnerPhase.OWNER and not state.is_cancelled:
-            return replace(state, is_cancelled=True), [Say(Stops(state.attempt))]
+            return replace(state, is_cancelled=True), [Say(Stops(state.attempt)), Say(Drops(state.attempt))]
         case Stored(outcome) if state.phase is RunnerPhase.STORING:
             return replace(state, phase=RunnerPhase.OVER), [Say(RunOver(outcome))]
     return state, []

@@ -29,6 +29,7 @@ from skypool.event_loop import Loop
 from skypool.head import messages, steps
 from skypool.head.states import (
     AgentSaid,
+    Drops,
     FromRunner,
     GotNeeds,
     Outcome,
@@ -149,6 +150,8 @@ class RunnerProcess:
                 self._works.put(partial(self._start, attempt))
             case Say(Stops()):
                 self._works.put(self._stop)
+            case Say(Drops() as message):
+                self._works.put(partial(self._write, message))
             case Store(outcome):
                 self._works.put(partial(self._store, outcome, self._state.attempt))
 
@@ -286,6 +289,7 @@ class RunnerProcess:
         if not self._limit and engine.limits.until_stop() <= 0:
             self._limit = self._needs.limit
             self._works.put(self._stop)
+            self._works.put(partial(self._write, Drops(self._state.attempt)))
         if self._failed is not None:
             at, attempt = self._failed
             if attempt == self._state.attempt and time.monotonic() > at + _UNSAID:  # it has never reached the agent
