@@ -90,6 +90,7 @@ class World(NamedTuple):
         row: whether it is on the disk: "", "cached" before a real fsync, "synced".
         attempts: how often the program was started. program: what became of the last attempt.
         stored: the code of the stored outcome; -1 for none.
+        is_full: True if no outcome can be stored.
         entry: the code of the ledger's entry. looker: that of the one that another command will write; -1 for none.
         said: the code of what the client has told its user; -1 for nothing yet.
         faults, slips, cancels: how many may still happen. A slip is a message that is lost or comes twice.
@@ -121,6 +122,7 @@ class World(NamedTuple):
     attempts: int
     program: s.Program
     stored: int
+    is_full: bool
     entry: int
     looker: int
     said: int
@@ -195,6 +197,7 @@ def new(faults: int, slips: int, cancels: int) -> World:
         attempts=0,
         program=s.Program.NONE,
         stored=-1,
+        is_full=False,
         entry=CODES(s.Entry(s.Ledger.LIVE)),
         looker=-1,
         said=-1,
@@ -407,7 +410,7 @@ def _perform_agent(w: World, rules: Rules, is_fault: bool = False) -> World:
         case s.StopProgram():
             return w._replace(program=s.Program.STOPPED) if w.program is s.Program.RUNNING else w
         case s.StopMachine(outcome):
-            if w.stored < 0:
+            if w.stored < 0 and not w.is_full and THINGS[w.agent].endings < s.ENDINGS:
                 raise Broken(NOT_BEFORE, "the guard is told to end the machine, and no result is stored")
             return _ended(w, f"the run is over: {outcome.value}")
     raise AssertionError(action)
@@ -439,6 +442,8 @@ def _perform_runner(w: World, rules: Rules) -> World:
         case s.Store(outcome):
             if (outcome is s.Outcome.ENDED) != (w.program is s.Program.ENDED) or w.program is s.Program.RUNNING:
                 raise Broken(TRUTH, f"{outcome.value!r} is stored, and the program is {w.program.value}")
+            if w.is_full and w.stored < 0:
+                return _runner_event(w, rules, s.NotStored(outcome, "the disk is full"))
             stored = w.stored if w.stored >= 0 else CODES(outcome)
             return _runner_event(w._replace(stored=stored), rules, s.Stored(THINGS[stored]))
     raise AssertionError(action)
@@ -571,6 +576,8 @@ def _agent_faults(w: World) -> Iterator[Move]:
 def _runner_acts(w: World, rules: Rules) -> Iterator[Move]:
     action = THINGS[w.runner_todo[0]]
     yield "step", ("runner", action), _perform_runner(w, rules)
+    if w.faults and isinstance(action, s.Store):
+        yield "fault", ("the disk is full", None), _perform_runner(_spend(w)._replace(is_full=True), rules)
     if w.slips and isinstance(action, s.Say) and isinstance(action.message, s.Stops):
         unsent = tuple(code for code in w.r2a if not isinstance(THINGS[code], s.Starts))
         if unsent != w.r2a:

@@ -255,6 +255,20 @@ def test_a_runner_that_is_killed_at_any_step_is_followed_by_one_that_completes_t
     head.is_gone()
 
 
+def test_a_run_is_over_when_several_runners_have_failed_to_store_its_end(started: Callable[..., Head]) -> None:
+    head = started()
+    head.commit()
+    head.ran()
+    for _ in range(4):
+        head.tell("die-before-Store")
+        head.tell("go")
+        eventually(lambda: not (head.notes / "die-before-Store").exists(), 60, "the end of a runner")
+    status = head.client.until(Stage.OVER, 60)
+    assert status.outcome is Outcome.ENDED
+    assert status.why == "4 runners have ended before they had stored how the run has ended"
+    head.is_gone()
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_gang_or_call_that_was_sent_whole_goes_on_without_its_runner_and_else_is_lost(
     ranks: int, started: Callable[..., Head]

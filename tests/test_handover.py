@@ -35,6 +35,7 @@ from skypool.head.states import (
     KillRunner,
     Ledger,
     MachineGone,
+    NotStored,
     Outcome,
     Overdue,
     Party,
@@ -400,6 +401,42 @@ def test_a_runner_that_was_started_again_goes_on_where_the_one_before_was(
 def test_a_runner_says_the_outcome_that_an_earlier_one_has_stored() -> None:
     storing = Runner(0, RunnerPhase.STORING, 1)
     assert steps.runner(storing, Stored(Outcome.FAILED))[1] == [Say(RunOver(Outcome.FAILED))]
+
+
+def test_a_run_is_over_whose_end_cannot_be_stored() -> None:
+    storing = Runner(0, RunnerPhase.STORING, 1)
+    over = RunOver(Outcome.ENDED, "the disk is full")
+    assert steps.runner(storing, NotStored(Outcome.ENDED, "the disk is full"))[1] == [Say(over)]
+    told = Reply(Status(CLAIM, Stage.OVER, "the disk is full", outcome=Outcome.ENDED))
+    assert agent(*RUNNING, ProgramEnded(1, Program.ENDED), RunnerSaid(1, over))[1] == [
+        told,
+        StopMachine(Outcome.ENDED),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"),
+    [
+        (Program.NONE, Outcome.FAILED),
+        (Program.ENDED, Outcome.ENDED),
+        (Program.STOPPED, Outcome.CANCELLED),
+        (Program.LOST, Outcome.FAILED),
+    ],
+)
+def test_runners_that_end_while_the_program_does_not_run_are_not_started_for_ever(
+    how: Program, outcome: Outcome
+) -> None:
+    events: list[Any] = [*OWNED] if how is Program.NONE else [*RUNNING, ProgramEnded(1, how)]
+    for runner in (1, 2, 3):
+        events += [RunnerEnded(runner), RunnerSaid(runner + 1, StandsBy())]
+        assert agent(*events)[1] == [TellRunner(runner + 1, Go("heir"))]
+        events += [RunnerSaid(runner + 1, Takes("heir"))]
+    what = "started the program" if how is Program.NONE else "stored how the run has ended"
+    why = f"4 runners have ended before they had {what}"
+    told = Reply(Status(CLAIM, Stage.OVER, why, outcome=outcome))
+    assert agent(*events, RunnerEnded(4))[1] == [told, StopMachine(outcome)]
+    again = (*events, RunnerSaid(4, Starts(1 if how is Program.NONE else 2)), RunnerEnded(4))
+    assert agent(*again)[1] == [StartRunner(5), Reply(Status(CLAIM, Stage.COMMITTED))]
 
 
 # --- every order of events -----------------------------------------------------------------------------------

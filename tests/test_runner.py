@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import secrets
@@ -21,7 +23,7 @@ import skypool as sky
 from skypool.calls.options import Options
 from skypool.errors import BudgetExceeded, ProtocolError
 from skypool.head import messages, rows
-from skypool.head.states import CancelRun, Claim, Commit, Outcome, Said, StandsBy, ToAgent
+from skypool.head.states import CancelRun, Claim, Commit, NotStored, Outcome, Said, StandsBy, Stored, ToAgent
 from skypool.model import Instance
 from skypool.pool.states import Stop
 from skypool.processes import Process
@@ -40,6 +42,7 @@ from skypool.runs.stored import RunStatus
 from skypool.safety import private
 from tests.conftest import children, eventually
 from tests.handed_runs import runners_of
+from tests.lab.machines import Lab
 
 PROGRAM = "import sys; sys.path[:0] = sys.argv[1:]; from skypool.runs.runner import start; start()"
 MOST_MIB = 150
@@ -343,6 +346,48 @@ def test_what_is_stored_first_stays(tmp_path: Path) -> None:
     assert stored.store(tmp_path / "run", first) == first
     assert stored.store(tmp_path / "run", RunStatus(run, Outcome.FAILED, None, 2, 200.0)) == first
     assert [each.name for each in (tmp_path / "run").iterdir()] == [stored.STATUS]
+
+
+def test_a_status_is_stored_on_a_disk_that_the_run_has_filled(lab: Lab, tmp_path: Path) -> None:
+    """`lab` stands for root, who may mount."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "skypool-test", str(disk)], check=True)
+    try:
+        stored.reserve(disk / "run")
+        with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 512)
+        with pytest.raises(OSError, match="No space"):
+            (disk / "other").write_bytes(b"x" * 1000)
+        status = RunStatus(Claim("given"), Outcome.ENDED, 3, 1, 100.0)
+        assert stored.store(disk / "run", status) == status
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("fails", [2, 3])
+def test_a_runner_tries_to_store_some_times_and_then_says_why_not(
+    fails: int,
+    alone: tuple[RunnerProcess, BinaryIO],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    store, tries = stored.store, list[int]()
+
+    def refuse(folder: Path, status: RunStatus) -> RunStatus:
+        tries.append(len(tries))
+        if len(tries) <= fails:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return store(folder, status)
+
+    monkeypatch.setattr(stored, "store", refuse)
+    monkeypatch.setattr("skypool.runs.runner._TO_STORE", (0.0, 0.01, 0.01))
+    found = alone[0]._stored(RunStatus(Claim("given"), Outcome.ENDED, 3, 1, 100.0))
+    why = "how the run has ended could not be stored: [Errno 28] No space left on device"
+    assert found == (NotStored(Outcome.ENDED, why) if fails == 3 else Stored(Outcome.ENDED))
+    assert tries == [0, 1, 2]
+    assert why in capfd.readouterr().err
 
 
 def test_needs_hold_no_secret_in_their_text_and_nothing_else_is_taken_for_them(machine: Machine) -> None:

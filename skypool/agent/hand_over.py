@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import math
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -317,6 +318,8 @@ class HandOver:
                 for id_ in self._attempt.calls:
                     self._stops.cancel(id_, self._attempt.grace)
             case StopMachine():
+                if self._state.why:
+                    print(f"the run is over: {self._state.why}", file=sys.stderr, flush=True)
                 self._stop_machine()
 
     def _status(self) -> Status:

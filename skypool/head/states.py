@@ -15,6 +15,10 @@ TRIES = 2
 """The number of times that a runner is started before the commit. If none of them stands by, the hand-over fails."""
 
 
+ENDINGS = 4
+"""The number of runners that may end while the program does not run, with the machine taken. The run is then over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The run that a message is about. A run that is resumed on another machine has a higher generation."""
@@ -151,7 +155,7 @@ class Status:
     """The answer of the agent to each message, which it also sends when the stage changes.
 
     Attributes:
-        why: why the hand-over has failed, or which run has the machine.
+        why: why the hand-over has failed, which run has the machine, or why the end of the run is not stored.
         is_cancelled: True if the run is being cancelled.
         outcome: how the run has ended, in the stage OVER.
         left: seconds until the end that the guard holds, when this was said. None if it holds none, and in the steps,
@@ -243,9 +247,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class RunOver:
-    """A message of the runner: the result is stored, and the machine is to end."""
+    """A message of the runner: the machine is to end, as the result is stored. If it is not, `why` says why."""
 
     outcome: Outcome
+    why: str = ""
 
 
 FromRunner = StandsBy | Takes | Starts | Stops | Drops | RunOver
@@ -452,6 +457,7 @@ class Agent:
         is_end_held: True if the guard has taken the end.
         is_taken: True if the present runner has taken the machine.
         attempts: the number of times that the program was started.
+        endings: the number of runners that had taken the machine and ended, since the program ran last.
         is_cancelled: True if a user has cancelled the run.
     """
 
@@ -466,6 +472,7 @@ class Agent:
     is_taken: bool = False
     attempts: int = 0
     program: Program = Program.NONE
+    endings: int = 0
     is_cancelled: bool = False
     outcome: Outcome | None = None
 
@@ -732,7 +739,15 @@ class Stored:
     outcome: Outcome
 
 
-RunnerEvent = GotNeeds | AgentSaid | Stored
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """An event of the runner: an outcome could not be stored, in several tries."""
+
+    outcome: Outcome
+    why: str
+
+
+RunnerEvent = GotNeeds | AgentSaid | Stored | NotStored
 
 
 @dataclass(frozen=True, slots=True)
@@ -746,7 +761,7 @@ class Say:
 class Store:
     """An action of the runner: save what is left, and store status, result and receipt, unless they are stored.
 
-    `Stored` follows.
+    `Stored` or `NotStored` follows.
     """
 
     outcome: Outcome

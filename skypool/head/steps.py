@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skypool.head.states import (
+    ENDINGS,
     TRIES,
     Abandon,
     Agent,
@@ -50,6 +51,7 @@ from skypool.head.states import (
     KillRunner,
     Ledger,
     MachineGone,
+    NotStored,
     Outcome,
     Overdue,
     Party,
@@ -265,6 +267,13 @@ def seen_ended(entry: Entry, stored: Outcome | None) -> Entry:
 
 # --- the agent -----------------------------------------------------------------------------------------------
 
+_OUTCOMES = {
+    Program.NONE: Outcome.FAILED,
+    Program.ENDED: Outcome.ENDED,
+    Program.STOPPED: Outcome.CANCELLED,
+    Program.LOST: Outcome.FAILED,
+}
+"""The outcome of a run whose runners end while its program does not run, by what has become of that."""
 _OPEN = (Stage.PREPARING, Stage.READY)
 """The stages in which a hand-over may still be committed or not."""
 
@@ -367,23 +376,35 @@ def _runner_said(state: Agent, said: object) -> tuple[Agent, list[AgentAction]]:
         case _ if not state.is_taken or state.stage is not Stage.COMMITTED:
             return state, []
         case Starts(attempt) if attempt == state.attempts + 1 and state.program is not Program.RUNNING:
-            return replace(state, attempts=attempt, program=Program.RUNNING), [StartProgram(attempt)]
+            return replace(state, attempts=attempt, program=Program.RUNNING, endings=0), [StartProgram(attempt)]
         case Stops(attempt) if attempt == state.attempts and state.program is Program.RUNNING:
             return state, [StopProgram(attempt)]
         case Drops(attempt) if attempt == state.attempts + 1 and state.program is not Program.RUNNING:
             state = replace(state, attempts=attempt, program=Program.STOPPED)  # so that it is never started
             return state, [TellRunner(state.runner, ProgramOver(attempt, Program.STOPPED))]
-        case RunOver(outcome):
-            state = replace(state, stage=Stage.OVER, outcome=outcome)
-            return state, [_reply(state), StopMachine(outcome)]
+        case RunOver(outcome, why):
+            return _over(state, outcome, why)
     return state, []
 
 
+def _over(state: Agent, outcome: Outcome, why: str) -> tuple[Agent, list[AgentAction]]:
+    state = replace(state, stage=Stage.OVER, outcome=outcome, why=why)
+    return state, [_reply(state), StopMachine(outcome)]
+
+
 def _runner_ended(state: Agent) -> tuple[Agent, list[AgentAction]]:
-    """Start another runner. Before the commit, give the hand-over up if several have ended."""
+    """Start another runner, unless several have ended before the commit, or while the program did not run.
+
+    Each one that takes the machine extends its lease, and may end where the one before has, as on a full disk.
+    """
     if state.stage not in (*_OPEN, Stage.COMMITTED):
         return state, []
-    state = replace(state, stands_by=False, is_taken=False)
+    endings = state.endings + (state.is_taken and state.program in _OUTCOMES)
+    state = replace(state, stands_by=False, is_taken=False, endings=endings)
+    if endings >= ENDINGS:
+        what = "started the program" if state.program is Program.NONE else "stored how the run has ended"
+        why = f"{endings} runners have ended before they had {what}"
+        return _over(state, _OUTCOMES[state.program], why)
     if state.stage is not Stage.COMMITTED:
         if state.tries >= TRIES:
             failed = replace(state, stage=Stage.FAILED, why=f"{state.tries} runners have ended before the commit")
@@ -423,6 +444,8 @@ def runner(state: Runner, event: RunnerEvent) -> tuple[Runner, list[RunnerAction
             return replace(state, is_cancelled=True), [Say(Stops(state.attempt)), Say(Drops(state.attempt))]
         case Stored(outcome) if state.phase is RunnerPhase.STORING:
             return replace(state, phase=RunnerPhase.OVER), [Say(RunOver(outcome))]
+        case NotStored(outcome, why) if state.phase is RunnerPhase.STORING:
+            return replace(state, phase=RunnerPhase.OVER), [Say(RunOver(outcome, why))]
     return state, []
 
 

@@ -32,6 +32,7 @@ from skypool.head.states import (
     Drops,
     FromRunner,
     GotNeeds,
+    NotStored,
     Outcome,
     Program,
     ProgramOver,
@@ -66,6 +67,8 @@ _TO_CLOSE = 8.0
 """Seconds in which the pool is closed after the end."""
 _TO_HEAR = 5.0
 """Seconds in which the call's own error has come after the agent has said that the program is over."""
+_TO_STORE = 0.0, 2.0, 5.0
+"""The pauses in seconds before each try to store how the run has ended. Others may free what is missing meanwhile."""
 _STUCK = 60.0
 """Seconds after which a work that has not ended counts as stuck: no work takes so long on a machine that is well."""
 _UNSAID = 10.0
@@ -205,6 +208,8 @@ class RunnerProcess:
 
     def _take(self, heir: str) -> None:
         """Take the machine over as its owner."""
+        with contextlib.suppress(OSError):  # a full disk; its end may leave some room
+            stored.reserve(self._folder)
         # the ledger of a former runner, which may say that the pool has ended; all that counts is in the needs
         removal.remove(user_folders.state() / "ledger")
         self._pool = pool = ComputePool._held(replace(self._needs.handover, heir=heir), console="off")
@@ -260,7 +265,19 @@ class RunnerProcess:
             why=self._why(),
             saved=needs.saved,
         )
-        self._events.put(Stored(stored.store(self._folder, ended).outcome))
+        self._events.put(self._stored(ended))
+
+    def _stored(self, ended: RunStatus) -> Stored | NotStored:
+        """Store an end in several tries: another runner would fail in the same way, as on a full disk."""
+        why = ""
+        for pause in _TO_STORE:
+            time.sleep(pause)
+            try:
+                return Stored(stored.store(self._folder, ended).outcome)
+            except (OSError, SkypoolError) as e:
+                why = one_line(f"how the run has ended could not be stored: {e}", 1000)
+                print(why, file=sys.stderr, flush=True)
+        return NotStored(ended.outcome, why)
 
     def _why(self) -> str:
         """Return why the program was not started, or was lost; "" if it was not, or nobody knows."""

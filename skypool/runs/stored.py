@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ from skypool.text import one_line
 
 STATUS = "status.json"
 """The file that says how a run has ended."""
+RESERVE = "reserve"
+"""A file that keeps room on the disk for the status."""
+_ROOM = 64 << 10
+"""The bytes of that room. A status has a few thousand, and file systems need some for its name."""
 OUTPUT = "output"
 """The folder with the output files of each attempt, by its number, and there of each process, by its rank."""
 _VERSION = 1
@@ -79,14 +84,25 @@ class RunStatus:
             ) from e
 
 
+def reserve(folder: Path) -> None:
+    """Keep room on the disk for the status of a run, which is stored even if the run fills the disk.
+
+    Raises OSError if there is no room.
+    """
+    (private.folder(folder) / RESERVE).write_bytes(os.urandom(_ROOM))  # no file system stores it in less
+
+
 def store(folder: Path, status: RunStatus) -> RunStatus:
     """Write the status of a run, unless there is one. Return the one that is there then, also after a loss of power.
+
+    What `reserve` has kept is free then.
 
     Raises:
         OSError: it cannot be written.
         SkypoolError: what is there is not valid.
     """
     private.folder(folder)
+    (folder / RESERVE).unlink(missing_ok=True)
     with contextlib.suppress(FileExistsError):  # a former runner has stored one
         durable.write_new(folder / STATUS, json.dumps(status.to_json()).encode())
     durable.sync(folder)
