@@ -324,7 +324,7 @@ def test_a_runner_of_which_a_work_is_stuck_does_not_move(
     threading.Thread(target=runner._work, daemon=True).start()
     stuck, is_over = threading.Event(), threading.Event()
     assert moves() < moves()
-    runner._works.put(stuck.wait)
+    runner._works.put(lambda: None if stuck.wait() else None)
     runner._works.put(is_over.set)
     time.sleep(0.1)
     assert moves() == moves()

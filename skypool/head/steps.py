@@ -331,8 +331,8 @@ def _received(state: Agent, message: ToAgent, from_owner: bool) -> tuple[Agent, 
                 actions = [GiveEnd(end, heir), StartRunner(1)]
             case EndSooner(_, end) if state.stage in _OPEN:
                 assert state.row is not None
-                state = replace(state, stage=Stage.PREPARING, is_end_held=False)
                 actions = [GiveEnd(end, state.row.heir)]
+                state = replace(state, stage=Stage.PREPARING, is_end_held=False)
             case Commit() if state.stage is Stage.READY:
                 assert state.row is not None
                 return state, [WriteRow(state.row)]  # the answer follows
