@@ -320,11 +320,14 @@ def test_a_runner_of_which_a_work_is_stuck_does_not_move(
         assert isinstance(alive, messages.Alive)
         return alive.moves
 
+    def wait() -> None:
+        stuck.wait()
+
     monkeypatch.setattr("skypool.runs.runner._STUCK", 0.05)
     threading.Thread(target=runner._work, daemon=True).start()
     stuck, is_over = threading.Event(), threading.Event()
     assert moves() < moves()
-    runner._works.put(lambda: None if stuck.wait() else None)
+    runner._works.put(wait)
     runner._works.put(is_over.set)
     time.sleep(0.1)
     assert moves() == moves()
