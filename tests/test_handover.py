@@ -435,6 +435,8 @@ def test_runners_that_end_while_the_program_does_not_run_are_not_started_for_eve
     why = f"4 runners have ended before they had {what}"
     told = Reply(Status(CLAIM, Stage.OVER, why, outcome=outcome))
     assert agent(*events, RunnerEnded(4))[1] == [told, StopMachine(outcome)]
+    cancelled = agent(*events, Received(CancelRun(CLAIM), from_owner=False), RunnerEnded(4))[1][-1]
+    assert cancelled == StopMachine(Outcome.ENDED if how is Program.ENDED else Outcome.CANCELLED)
     again = (*events, RunnerSaid(4, Starts(1 if how is Program.NONE else 2)), RunnerEnded(4))
     assert agent(*again)[1] == [StartRunner(5), Reply(Status(CLAIM, Stage.COMMITTED))]
 

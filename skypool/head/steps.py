@@ -404,7 +404,8 @@ def _runner_ended(state: Agent) -> tuple[Agent, list[AgentAction]]:
     if endings >= ENDINGS:
         what = "started the program" if state.program is Program.NONE else "stored how the run has ended"
         why = f"{endings} runners have ended before they had {what}"
-        return _over(state, _OUTCOMES[state.program], why)
+        is_cancelled = state.is_cancelled and state.program is not Program.ENDED
+        return _over(state, Outcome.CANCELLED if is_cancelled else _OUTCOMES[state.program], why)
     if state.stage is not Stage.COMMITTED:
         if state.tries >= TRIES:
             failed = replace(state, stage=Stage.FAILED, why=f"{state.tries} runners have ended before the commit")
