@@ -49,6 +49,11 @@ def _tags_are_not_renewed(state: s.Client, event: Any) -> Any:
     return None
 
 
+def _commits_though_the_end_was_given_late(state: s.Client, event: Any) -> Any:
+    is_late = isinstance(event, s.Answered) and event.is_late
+    return steps.client(state, replace(event, is_late=False)) if is_late else None
+
+
 def _ends_the_machine_without_asking(state: s.Client, event: Any) -> Any:
     if isinstance(event, s.Overdue) and state.phase is P.COMMITTING:
         return steps._end_unstarted(state)
@@ -266,6 +271,12 @@ BUGS = (
         _client(_ends_the_machine_at_ctrl_c),
         world.NOT_BEFORE,
         cancels=1,
+    ),
+    Bug(
+        "the client commits though the end was given late",
+        _client(_commits_though_the_end_was_given_late),
+        world.READY_FIRST,
+        slips=1,
     ),
     Bug("the client believes an old status", _client(_believes_an_old_status), world.NOT_BEFORE, cancels=1),
     Bug("detached is written before the commit is known", _client(_says_detached_before_the_answer), world.AGREE),

@@ -16,6 +16,8 @@ from skypool.head import steps
 
 CLAIM = s.Claim("train-7")
 END, HEIR = 3600.0, "heir"
+LATE_END = 3700.0
+"""The end of a message that has come late, if that counts from its arrival."""
 RETRIES = 1
 LEASE = 2
 """Ticks."""
@@ -84,9 +86,11 @@ class World(NamedTuple):
         lease: ticks until the guard ends the machine. alone: ticks since its owner was heard.
         machine: "up", or why it has ended.
         guard: whether it holds the end: "", "asked", "held".
+        late: True if that is later than ledger and tags have.
         row: whether it is on the disk: "", "cached" before a real fsync, "synced".
         attempts: how often the program was started. program: what became of the last attempt.
         stored: the code of the stored outcome; -1 for none.
+        is_full: True if no outcome can be stored.
         entry: the code of the ledger's entry. looker: that of the one that another command will write; -1 for none.
         said: the code of what the client has told its user; -1 for nothing yet.
         faults, slips, cancels: how many may still happen. A slip is a message that is lost or comes twice.
@@ -111,12 +115,14 @@ class World(NamedTuple):
     alone: int
     machine: str
     guard: str
+    late: bool
     row: str
     stood_by: bool
     tags: str
     attempts: int
     program: s.Program
     stored: int
+    is_full: bool
     entry: int
     looker: int
     said: int
@@ -184,12 +190,14 @@ def new(faults: int, slips: int, cancels: int) -> World:
         alone=0,
         machine=UP,
         guard="",
+        late=False,
         row="",
         stood_by=False,
         tags="short",
         attempts=0,
         program=s.Program.NONE,
         stored=-1,
+        is_full=False,
         entry=CODES(s.Entry(s.Ledger.LIVE)),
         looker=-1,
         said=-1,
@@ -269,6 +277,7 @@ def _ended(w: World, why: str) -> World:
         lease=0,
         alone=0,
         guard="",
+        late=False,
         program=s.Program.NONE,
         attempts=0,
         stood_by=False,
@@ -336,7 +345,11 @@ def _is_ignored(w: World, rules: Rules, status: s.Status) -> bool:
     if phases is None:
         return False
     codes = [w.client, *(CODES(replace(state, phase=each)) for each in (phases if w.cancels else ()))]
-    return all(rules.step("client", code, s.Answered(status)) == (code, ()) for code in codes)
+    return all(rules.step("client", code, _answer(status)) == (code, ()) for code in codes)
+
+
+def _answer(status: s.Status) -> s.Answered:
+    return s.Answered(status, is_late=status.left == LATE_END)
 
 
 def _with(bag: tuple[int, ...], code: int) -> tuple[int, ...]:
@@ -359,8 +372,8 @@ def _perform_agent(w: World, rules: Rules, is_fault: bool = False) -> World:
     action = THINGS[w.agent_todo[0]]
     w = w._replace(agent_todo=w.agent_todo[1:])
     match action:
-        case s.GiveEnd():
-            return w._replace(guard="asked")
+        case s.GiveEnd(end):
+            return w._replace(guard="asked", late=end > END and (w.late or not w.guard))
         case s.StartRunner(number):
             if w.runner_is != DEAD:
                 raise Broken(ONE_OWNER, "a second runner is started beside the first one")
@@ -382,9 +395,13 @@ def _perform_agent(w: World, rules: Rules, is_fault: bool = False) -> World:
             if w.guard != "held" or not w.stood_by:
                 lacks = "the guard does not hold the end" if w.guard != "held" else "no runner has stood by"
                 raise Broken(READY_FIRST, f"the row is written, and {lacks}")
+            if w.late:
+                raise Broken(READY_FIRST, "the row is written, and the guard holds a later end than the ledger")
             w = w._replace(row="synced" if rules.has_fsync else "cached")
             return _agent_event(w, rules, s.RowWritten())
         case s.Reply(status):
+            if status.stage is s.Stage.READY:
+                status = replace(status, left=LATE_END if w.late else END)
             if not w.link or w.client_is == DEAD or _is_ignored(w, rules, status):
                 return w
             return w._replace(a2c=_with(w.a2c, CODES(status)))
@@ -393,7 +410,7 @@ def _perform_agent(w: World, rules: Rules, is_fault: bool = False) -> World:
         case s.StopProgram():
             return w._replace(program=s.Program.STOPPED) if w.program is s.Program.RUNNING else w
         case s.StopMachine(outcome):
-            if w.stored < 0:
+            if w.stored < 0 and not w.is_full and THINGS[w.agent].endings < s.ENDINGS:
                 raise Broken(NOT_BEFORE, "the guard is told to end the machine, and no result is stored")
             return _ended(w, f"the run is over: {outcome.value}")
     raise AssertionError(action)
@@ -425,6 +442,8 @@ def _perform_runner(w: World, rules: Rules) -> World:
         case s.Store(outcome):
             if (outcome is s.Outcome.ENDED) != (w.program is s.Program.ENDED) or w.program is s.Program.RUNNING:
                 raise Broken(TRUTH, f"{outcome.value!r} is stored, and the program is {w.program.value}")
+            if w.is_full and w.stored < 0:
+                return _runner_event(w, rules, s.NotStored(outcome, "the disk is full"))
             stored = w.stored if w.stored >= 0 else CODES(outcome)
             return _runner_event(w._replace(stored=stored), rules, s.Stored(THINGS[stored]))
     raise AssertionError(action)
@@ -452,6 +471,9 @@ def _tick(w: World, rules: Rules) -> World:
             w = _agent_event(w, rules, s.Heard(s.Party.RUNNER, w.number, moves=w.runner_is == UP))
         elif w.runner_is == HUNG:
             w = _agent_event(w, rules, s.RunnerSilent(w.number))
+        elif w.runner_is == STUCK:
+            w = _agent_event(w, rules, s.Heard(s.Party.RUNNER, w.number, moves=False))
+            w = _agent_event(w, rules, s.RunnerLate(w.number))
     if w.lease < 0:
         w = w._replace(lease=left)
     if works and w.lease < LEASE:
@@ -552,7 +574,15 @@ def _agent_faults(w: World) -> Iterator[Move]:
 
 
 def _runner_acts(w: World, rules: Rules) -> Iterator[Move]:
-    yield "step", ("runner", THINGS[w.runner_todo[0]]), _perform_runner(w, rules)
+    action = THINGS[w.runner_todo[0]]
+    yield "step", ("runner", action), _perform_runner(w, rules)
+    if w.faults and isinstance(action, s.Store):
+        yield "fault", ("the disk is full", None), _perform_runner(_spend(w)._replace(is_full=True), rules)
+    if w.slips and isinstance(action, s.Say) and isinstance(action.message, s.Stops):
+        unsent = tuple(code for code in w.r2a if not isinstance(THINGS[code], s.Starts))
+        if unsent != w.r2a:
+            after = _perform_runner(_slip(w)._replace(r2a=unsent), rules)
+            yield "fault", ("the runner stops what it has not sent", None), after
     if w.faults:
         yield from _runner_faults(w)
 
@@ -561,7 +591,7 @@ def _runner_faults(w: World) -> Iterator[Move]:
     yield "fault", ("the runner dies", None), _runner_dies(_spend(w))
     if w.runner_is == UP:
         yield "fault", ("the runner hangs", None), _spend(w)._replace(runner_is=HUNG)
-        if THINGS[w.runner].acts_as_owner:
+        if THINGS[w.runner].acts_as_owner or THINGS[w.runner].phase is s.RunnerPhase.TAKING:
             yield "fault", ("the dispatch of the runner stands still", None), _spend(w)._replace(runner_is=STUCK)
 
 
@@ -575,9 +605,9 @@ def _client_moves(w: World, rules: Rules) -> Iterator[Move]:
         yield "step", ("the client begins", None), _client_event(w, rules, s.Begin())
     for code in w.a2c:
         status = THINGS[code]
-        yield "step", ("the client hears", status), _client_event(_got(w, code), rules, s.Answered(status))
+        yield "step", ("the client hears", status), _client_event(_got(w, code), rules, _answer(status))
         if w.slips:
-            after = _client_event(_slip(w), rules, s.Answered(status))
+            after = _client_event(_slip(w), rules, _answer(status))
             yield "fault", ("the client hears for the first of two times", status), after
     if state.phase is not s.ClientPhase.OVER:
         yield from _client_waits(w, rules)
@@ -588,6 +618,8 @@ def _client_moves(w: World, rules: Rules) -> Iterator[Move]:
         yield "step", ("the client leaves", None), _client_dies(w)
     elif w.faults:
         yield from _client_faults(w)
+        if state.phase in (s.ClientPhase.MARKING, s.ClientPhase.PREPARING):
+            yield "fault", ("the client's pool ends", None), _client_event(_spend(w), rules, s.PoolOver())
 
 
 def _client_waits(w: World, rules: Rules) -> Iterator[Move]:
@@ -628,6 +660,9 @@ def _agent_moves(w: World, rules: Rules) -> Iterator[Move]:
         if w.slips:
             after = _receive(_slip(w), rules, message)
             yield "fault", ("the agent receives for the first of two times", message), after
+            if isinstance(message, s.Prepare | s.EndSooner):
+                after = _receive(_slip(_got(w, code)), rules, replace(message, end=LATE_END))
+                yield "fault", ("the agent receives late", message), after
     state: s.Agent = THINGS[w.agent]
     if w.guard == "held" and state.stage is s.Stage.PREPARING and not state.is_end_held:
         yield "step", ("the agent hears that the guard holds the end", None), _agent_event(w, rules, s.EndHeld())

@@ -135,6 +135,7 @@ def test_a_price_that_has_fallen_before_the_hand_over_may_rise_again(tmp_path: P
     account = handed(supply)
     assert account.latest - time.time() == pytest.approx(4 * 3600, abs=5), "as long as 22.50 USD an hour can be paid"
     assert account.worst_usd <= 90.0 + 1e-6
+    assert account.limit == "budget"
 
 
 @pytest.mark.parametrize("usd", [1.2, 0.75])
@@ -151,29 +152,7 @@ def test_a_lifetime_that_ends_before_the_budget_is_the_written_end(tmp_path: Pat
     account = handed(rented(cloud_at(tmp_path / "cloud"), budget=90.0), 3600.0)
     assert account.left == pytest.approx(3600.0, abs=5)
     assert account.worst_usd == pytest.approx(36.0 * (3600 + ENDING) / 3600, rel=0.01)
-
-
-# --- what the runner knows of it -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("market", ["on-demand", "spot"])
-def test_the_runner_has_a_budget_that_is_spent_at_the_written_end(market: Market, tmp_path: Path) -> None:
-    account = handed(rented(cloud_at(tmp_path / "cloud"), budget=90.0, market=market))
-    given = account.limited(record_of())
-    assert given.budget is not None
-    now = time.time()
-    assert given.budget.lasts(given.lines, now) == pytest.approx(account.ends - now, abs=0.1)
-    assert given.lifetime is None
-
-
-@pytest.mark.parametrize("budget", [None, 90.0])
-def test_the_runner_has_a_lifetime_that_is_over_at_the_written_end(budget: float | None, tmp_path: Path) -> None:
-    supply = rented(cloud_at(tmp_path / "cloud"), budget=budget)
-    account = RunAccount(supply, CLAIM, 600.0)
-    given = account.limited(record_of())
-    assert given.lifetime is not None
-    assert given.lines[0].begins + given.lifetime == pytest.approx(account.ends, abs=0.1)
-    assert given.budget == record_of().budget
+    assert account.limit == "lifetime"
 
 
 # --- machines that nobody knows ------------------------------------------------------------------------------

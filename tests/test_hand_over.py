@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from skypool.head.states import (
     CancelRun,
     Claim,
     Commit,
+    EndSooner,
     Outcome,
     Prepare,
     Stage,
@@ -48,6 +50,7 @@ class Peer:
         self.decoder = Decoder()
         self.frames: list[tuple[Kind, dict[str, Any]]] = []
         self.is_open = True
+        self.left: float | None = None  # the seconds until the machine's end, in the last state
         if name:
             self.send(long_frame(Kind.HELLO, {"wire": WIRE_VERSION, "session": name, "calls": [], "epoch": 0}))
 
@@ -81,12 +84,16 @@ class Peer:
         return self.hears(lambda each, header: each is kind)
 
     def status(self) -> Status:
-        return messages.status(self.gets(Kind.HANDED))
+        return self._without_left(messages.status(self.gets(Kind.HANDED)))
+
+    def _without_left(self, status: Status) -> Status:
+        self.left = status.left
+        return replace(status, left=None)
 
     def until(self, stage: Stage, seconds: float = 30.0) -> Status:
         """Return the first state that is in this stage."""
         like = lambda kind, header: kind is Kind.HANDED and header["stage"] == stage.value  # noqa: E731
-        return messages.status(self.hears(like, seconds))
+        return self._without_left(messages.status(self.hears(like, seconds)))
 
     def asks(self, message: ToAgent) -> Status:
         """Return the answer to a message, after all that came before."""
@@ -204,6 +211,27 @@ def test_a_run_that_was_handed_over_ends_without_its_client(started: Callable[..
     assert rows.read(str(head.run)) == row  # it outlives the agent's folder
 
 
+def test_the_agent_tells_the_end_that_its_guard_holds_which_only_comes_nearer(started: Callable[..., Head]) -> None:
+    head = started(guard="holds")
+    assert head.client.asks(Ask(CLAIM)).stage is Stage.NOTHING
+    assert head.client.left is None
+    for end, asked in ((900.0, "prepare"), (600.0, "sooner"), (800.0, "later")):
+        if asked == "prepare":
+            head.prepare(end)
+        else:
+            head.client.say(EndSooner(CLAIM, end))
+        head.client.until(Stage.READY)
+        assert head.client.left is not None
+        assert 570 < head.client.left <= min(end, 900.0 if asked == "prepare" else 600.0)
+    told = [each.split()[:2] for each in (head.place / "guard.txt").read_text().splitlines()]
+    assert told == [["end", "900"], ["end", "600"], ["end", "800"]]
+    head.client.say(Commit(CLAIM))
+    head.client.until(Stage.COMMITTED)
+    row = rows.read(str(head.run))
+    assert row is not None
+    assert row.end <= time.time() + 600
+
+
 STEPS = (
     *("before-StandsBy", "after-StandsBy", "got-Go", "before-Takes", "after-Takes", "got-Welcome", "before-Starts"),
     *("sent-0", "after-Starts", "got-ProgramOver", "before-Store", "after-Store", "before-RunOver", "after-RunOver"),
@@ -224,6 +252,20 @@ def test_a_runner_that_is_killed_at_any_step_is_followed_by_one_that_completes_t
     assert status == Status(CLAIM, Stage.OVER, outcome=Outcome.ENDED)
     assert head.lines("ran") == ["1 0"]
     assert len(head.runners()) == (1 if step == "after-RunOver" else 2)
+    head.is_gone()
+
+
+def test_a_run_is_over_when_several_runners_have_failed_to_store_its_end(started: Callable[..., Head]) -> None:
+    head = started()
+    head.commit()
+    head.ran()
+    for _ in range(4):
+        head.tell("die-before-Store")
+        head.tell("go")
+        eventually(lambda: not (head.notes / "die-before-Store").exists(), 60, "the end of a runner")
+    status = head.client.until(Stage.OVER, 60)
+    assert status.outcome is Outcome.ENDED
+    assert status.why == "4 runners have ended before they had stored how the run has ended"
     head.is_gone()
 
 
@@ -282,7 +324,9 @@ def test_anybody_who_may_log_in_asks_and_cancels_and_a_former_client_only_watche
         again.send(long_frame(Kind.HELLO, hello | ({"heir": "a guess"} if session == "another" else {})))
         taken = again.gets(Kind.TAKEN)
         assert taken["former"] is True
-        assert messages.status(taken["handover"]) == Status(CLAIM, Stage.COMMITTED)
+        status = messages.status(taken["handover"])
+        assert status.left is not None
+        assert replace(status, left=None) == Status(CLAIM, Stage.COMMITTED)
         eventually(again.is_closed, 10, "the end of the connection")
     assert head.lines("stored") == []
     assert other.asks(CancelRun(CLAIM)).is_cancelled

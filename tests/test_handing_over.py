@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from skypool.errors import ConnectionLost, LedgerError, StillRunning
+from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, SkypoolError, StillRunning, TakenOver
 from skypool.head import steps
 from skypool.head.states import (
     Abandon,
@@ -54,6 +55,7 @@ class Machine:
         fails: what fails: "guard", "disk", "tags", "end" or "ledger".
         loses: the client loses the connection when it sends such a message.
         waits: the agent does not answer such a message.
+        delay: seconds after which the first message with an end arrives.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Machine:
         fails: str = "",
         loses: type | None = None,
         waits: type | None = None,
+        delay: float = 0.0,
     ) -> None:
         self.agent = Agent()
         self.written: list[Entry] = []
@@ -70,7 +73,11 @@ class Machine:
         self.asked = threading.Event()
         self.entry = Entry(Ledger.LIVE)
         self.on_commit: Callable[[], None] | None = None
-        self.left: AgentGone | MachineGone | None = None
+        self.found: AgentGone | MachineGone | None = None
+        self.left = 60.0
+        self.over: SkypoolError | None = None
+        self.held = math.inf
+        self._delay = delay
         self._lost, self._fails, self._loses, self._waits = [*lost], fails, loses, waits
         self.handing = HandingOver(RUN, 60.0, "word", self)
 
@@ -94,14 +101,16 @@ class Machine:
         self.agent, actions = steps.agent(self.agent, event)
         for action in actions:
             match action:
-                case GiveEnd():
+                case GiveEnd(end):
+                    self.held = min(self.held, end + self._delay)
+                    self._delay = 0.0
                     self._tell(EndRefused() if self._fails == "guard" else EndHeld())
                 case StartRunner(runner):
                     self._tell(RunnerSaid(runner, StandsBy()))
                 case WriteRow():
                     self._tell(RowFailed("the disk is full") if self._fails == "disk" else RowWritten())
                 case Reply(status):
-                    self.handing.hear(Answered(status))
+                    self.handing.hear(Answered(replace(status, left=self.held)))
                 case _:
                     pass
 
@@ -121,7 +130,7 @@ class Machine:
         self.did.append("own again")
 
     def look(self) -> AgentGone | MachineGone | None:
-        return self.left
+        return self.found
 
     def end(self) -> None:
         self.did.append("end")
@@ -157,6 +166,55 @@ def test_a_machine_is_ended_if_it_is_sure_that_nothing_was_committed(fails: str,
     assert machine.entry == Entry(Ledger.ENDED, Outcome.NOT_STARTED)
 
 
+@pytest.mark.parametrize(("delay", "asks"), [(600.0, ["Prepare", "EndSooner"]), (10.0, ["Prepare"])])
+def test_nothing_is_committed_before_the_machine_ends_when_ledger_and_tags_say_so(
+    delay: float, asks: list[str]
+) -> None:
+    machine = Machine(delay=delay)
+    assert machine.handing.run() is Said.DETACHED
+    assert machine.did == [*asks, "withhold", "Commit"]
+    assert machine.held <= machine.left + 20
+
+
+@pytest.mark.parametrize(
+    ("waits", "over", "said", "ends"),
+    [
+        (Prepare, BudgetExceeded("it is spent"), Said.NOT_STARTED, True),
+        (Prepare, TakenOver("it is another's"), Said.NOT_STARTED, False),
+        (Commit, BudgetExceeded("it is spent"), Said.UNKNOWN, False),
+    ],
+)
+def test_a_client_hears_that_its_pool_has_ended_for_another_reason(
+    waits: type, over: SkypoolError, said: Said, ends: bool
+) -> None:
+    machine = Machine(waits=waits)
+
+    def end() -> None:
+        machine.asked.wait()
+        machine.over = over
+
+    threading.Thread(target=end).start()
+    assert machine.handing.run() is said
+    assert machine.handing.why == str(over)
+    assert ("end" in machine.did) is ends
+    assert machine.entry == (Entry(Ledger.ENDED, Outcome.NOT_STARTED) if ends else Entry(Ledger.DETACHING))
+
+
+def test_a_pool_that_ends_while_its_run_is_being_cancelled_is_told() -> None:
+    machine = Machine(waits=Abandon)
+
+    def interrupt() -> None:
+        machine.asked.wait()
+        machine.handing.hear(Answered(Status(RUN, Stage.COMMITTED)))
+        machine.over = BudgetExceeded("it is spent")
+
+    machine.on_commit = lambda: os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(SkypoolError, match=r"not known whether the run was cancelled.*it is spent"):
+        machine.handing.run()
+    assert machine.entry == Entry(Ledger.DETACHED)
+
+
 def test_a_ledger_that_cannot_be_written_stops_it_before_the_agent_hears_of_it() -> None:
     machine = Machine(fails="ledger")
     with pytest.raises(LedgerError):
@@ -185,7 +243,7 @@ def test_what_is_left_of_a_lost_machine_tells_whether_there_was_a_commit(
     left: AgentGone | MachineGone, said: Said, entry: Entry
 ) -> None:
     machine = Machine(loses=Commit)
-    machine.left = left
+    machine.found = left
     assert machine.handing.run() is said
     assert machine.entry == entry
     assert ("end" in machine.did) is (said is Said.NOT_STARTED)

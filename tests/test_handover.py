@@ -22,8 +22,10 @@ from skypool.head.states import (
     Client,
     ClientPhase,
     Commit,
+    Drops,
     EndHeld,
     EndMachine,
+    EndSooner,
     Entry,
     GiveEnd,
     Go,
@@ -33,9 +35,11 @@ from skypool.head.states import (
     KillRunner,
     Ledger,
     MachineGone,
+    NotStored,
     Outcome,
     Overdue,
     Party,
+    PoolOver,
     Prepare,
     Program,
     ProgramEnded,
@@ -49,6 +53,7 @@ from skypool.head.states import (
     RowWritten,
     Runner,
     RunnerEnded,
+    RunnerLate,
     RunnerPhase,
     RunnerSaid,
     RunnerSilent,
@@ -90,9 +95,9 @@ def client(phase: ClientPhase) -> Client:
     return Client(CLAIM, 3600.0, "heir", phase)
 
 
-def heard(phase: ClientPhase, stage: Stage, **more: Any) -> tuple[ClientPhase, list[Any]]:
+def heard(phase: ClientPhase, stage: Stage, *, is_late: bool = False, **more: Any) -> tuple[ClientPhase, list[Any]]:
     """Return what a client in this phase does when it hears of this stage."""
-    after, actions = steps.client(client(phase), Answered(Status(CLAIM, stage, **more)))
+    after, actions = steps.client(client(phase), Answered(Status(CLAIM, stage, **more), is_late))
     return after.phase, actions
 
 
@@ -130,6 +135,13 @@ def test_the_client_asks_for_the_commit_when_all_is_ready_and_then_leaves_the_ma
     told = [WriteLedger(Entry(Ledger.DETACHED)), Tell(Said.DETACHED)]
     assert heard(ClientPhase.COMMITTING, Stage.COMMITTED) == (ClientPhase.WATCHING, told)
     assert heard(ClientPhase.COMMITTING, Stage.OVER) == (ClientPhase.OVER, told)
+
+
+def test_the_client_has_an_end_that_was_given_late_corrected_before_it_asks_for_the_commit() -> None:
+    sooner = (ClientPhase.PREPARING, [Send(EndSooner(CLAIM, 3600.0))])
+    assert heard(ClientPhase.PREPARING, Stage.READY, is_late=True) == sooner
+    again = (ClientPhase.COMMITTING, [Send(Commit(CLAIM))])  # the guard's end has come no later since it was asked for
+    assert heard(ClientPhase.COMMITTING, Stage.READY, is_late=True) == again
 
 
 def test_a_client_without_an_answer_asks_and_repeats_what_did_not_arrive() -> None:
@@ -179,6 +191,15 @@ def test_a_client_leaves_a_machine_alone_that_another_run_has() -> None:
         assert heard(phase, Stage.OTHER) == (ClientPhase.OVER, [Tell(Said.NOT_STARTED)])
 
 
+def test_a_client_whose_pool_ends_before_it_has_asked_for_the_commit_ends_the_machine_unless_others_have_it() -> None:
+    over = client(ClientPhase.OVER)
+    for phase in (ClientPhase.OWNER, ClientPhase.MARKING, ClientPhase.PREPARING):
+        assert steps.client(client(phase), PoolOver()) == (over, END_UNSTARTED)
+        assert steps.client(client(phase), PoolOver(is_taken=True)) == (over, [Tell(Said.NOT_STARTED)])
+    for phase in (ClientPhase.COMMITTING, ClientPhase.ABANDONING, ClientPhase.WATCHING, ClientPhase.CANCELLING):
+        assert steps.client(client(phase), PoolOver()) == (client(phase), [])
+
+
 def test_answers_about_other_runs_are_ignored() -> None:
     state = client(ClientPhase.COMMITTING)
     assert steps.client(state, Answered(Status(Claim("train-8"), Stage.FAILED))) == (state, [])
@@ -220,6 +241,16 @@ def test_the_agent_starts_a_runner_and_is_ready_when_that_stands_by_and_the_guar
     assert agent(*READY)[1] == ready
     assert agent(Received(PREPARE), EndHeld())[1] == []
     assert agent(Received(PREPARE), EndHeld(), RunnerSaid(1, StandsBy()))[1] == ready
+
+
+def test_the_agent_is_ready_again_when_the_guard_has_the_earlier_end() -> None:
+    sooner = Received(EndSooner(CLAIM, 3500.0))
+    preparing = Reply(Status(CLAIM, Stage.PREPARING))
+    assert agent(*READY, sooner)[1] == [Renew(), GiveEnd(3500.0, "heir"), preparing]
+    assert agent(*READY, sooner, Received(Commit(CLAIM)))[1] == [Renew(), preparing]
+    assert agent(*READY, sooner, EndHeld())[1] == [Reply(Status(CLAIM, Stage.READY))]
+    assert agent(*COMMITTED, sooner)[1] == [Reply(Status(CLAIM, Stage.COMMITTED))]
+    assert agent(sooner)[1] == [Renew(), Reply(Status(CLAIM, Stage.NOTHING))]
 
 
 def test_the_row_makes_the_runner_the_owner_and_a_second_commit_changes_nothing() -> None:
@@ -287,6 +318,15 @@ def test_a_runner_that_is_silent_or_stands_still_is_killed_and_does_not_extend_t
     assert agent(Received(PREPARE), RunnerSilent(1))[1] == [KillRunner(1)]
 
 
+def test_a_runner_that_was_told_of_the_commit_and_does_not_take_the_machine_is_killed() -> None:
+    assert agent(*COMMITTED, RunnerLate(1))[1] == [KillRunner(1)]
+    again = [StartRunner(2), Reply(Status(CLAIM, Stage.COMMITTED))]
+    assert agent(*COMMITTED, RunnerLate(1), RunnerEnded(1))[1] == again
+    assert agent(*OWNED, RunnerLate(1))[1] == []
+    assert agent(*READY, RunnerLate(1))[1] == []
+    assert agent(*COMMITTED, RunnerEnded(1), RunnerLate(1))[1] == []  # of the runner before
+
+
 def test_the_hand_over_fails_if_two_runners_end_before_the_commit() -> None:
     assert agent(*READY, RunnerEnded(1))[1] == [StartRunner(2), Reply(Status(CLAIM, Stage.PREPARING))]
     why = "2 runners have ended before the commit"
@@ -301,6 +341,17 @@ def test_a_run_is_cancelled_by_its_runner_and_only_after_the_commit() -> None:
     assert agent(*RUNNING, RunnerSaid(1, Stops(1)))[1] == [StopProgram(1)]
     over = Reply(Status(CLAIM, Stage.OVER, outcome=Outcome.ENDED))
     assert agent(*RUNNING, RunnerSaid(1, RunOver(Outcome.ENDED)))[1] == [over, StopMachine(Outcome.ENDED)]
+
+
+def test_an_attempt_that_is_dropped_before_it_was_started_is_over_and_never_started() -> None:
+    state, actions = agent(*OWNED, RunnerSaid(1, Drops(1)))
+    assert actions == [TellRunner(1, ProgramOver(1, Program.STOPPED))]
+    assert steps.agent(state, RunnerSaid(1, Starts(1))) == (state, [])
+    running, _ = agent(*RUNNING)
+    assert steps.agent(running, RunnerSaid(1, Drops(1))) == (running, [])  # it is stopped, and its end follows
+    runner, actions = steps.runner(owner(), AgentSaid(Cancel()))
+    assert actions == [Say(Stops(1)), Say(Drops(1))]
+    assert steps.runner(runner, AgentSaid(ProgramOver(1, Program.STOPPED)))[1] == [Store(Outcome.CANCELLED)]
 
 
 def test_a_message_of_another_generation_is_refused_and_changes_nothing() -> None:
@@ -350,6 +401,44 @@ def test_a_runner_that_was_started_again_goes_on_where_the_one_before_was(
 def test_a_runner_says_the_outcome_that_an_earlier_one_has_stored() -> None:
     storing = Runner(0, RunnerPhase.STORING, 1)
     assert steps.runner(storing, Stored(Outcome.FAILED))[1] == [Say(RunOver(Outcome.FAILED))]
+
+
+def test_a_run_is_over_whose_end_cannot_be_stored() -> None:
+    storing = Runner(0, RunnerPhase.STORING, 1)
+    over = RunOver(Outcome.ENDED, "the disk is full")
+    assert steps.runner(storing, NotStored(Outcome.ENDED, "the disk is full"))[1] == [Say(over)]
+    told = Reply(Status(CLAIM, Stage.OVER, "the disk is full", outcome=Outcome.ENDED))
+    assert agent(*RUNNING, ProgramEnded(1, Program.ENDED), RunnerSaid(1, over))[1] == [
+        told,
+        StopMachine(Outcome.ENDED),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"),
+    [
+        (Program.NONE, Outcome.FAILED),
+        (Program.ENDED, Outcome.ENDED),
+        (Program.STOPPED, Outcome.CANCELLED),
+        (Program.LOST, Outcome.FAILED),
+    ],
+)
+def test_runners_that_end_while_the_program_does_not_run_are_not_started_for_ever(
+    how: Program, outcome: Outcome
+) -> None:
+    events: list[Any] = [*OWNED] if how is Program.NONE else [*RUNNING, ProgramEnded(1, how)]
+    for runner in (1, 2, 3):
+        events += [RunnerEnded(runner), RunnerSaid(runner + 1, StandsBy())]
+        assert agent(*events)[1] == [TellRunner(runner + 1, Go("heir"))]
+        events += [RunnerSaid(runner + 1, Takes("heir"))]
+    what = "started the program" if how is Program.NONE else "stored how the run has ended"
+    why = f"4 runners have ended before they had {what}"
+    told = Reply(Status(CLAIM, Stage.OVER, why, outcome=outcome))
+    assert agent(*events, RunnerEnded(4))[1] == [told, StopMachine(outcome)]
+    cancelled = agent(*events, Received(CancelRun(CLAIM), from_owner=False), RunnerEnded(4))[1][-1]
+    assert cancelled == StopMachine(Outcome.ENDED if how is Program.ENDED else Outcome.CANCELLED)
+    again = (*events, RunnerSaid(4, Starts(1 if how is Program.NONE else 2)), RunnerEnded(4))
+    assert agent(*again)[1] == [StartRunner(5), Reply(Status(CLAIM, Stage.COMMITTED))]
 
 
 # --- every order of events -----------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from skypool.head.states import (
     CancelRun,
     Claim,
     Commit,
+    Drops,
+    EndSooner,
     Go,
     Outcome,
     Prepare,
@@ -33,8 +35,15 @@ from skypool.head.states import (
 )
 
 CLAIM = Claim("train-7", 2)
-TO_AGENT = [Prepare(CLAIM, 3600.5, "word"), Commit(CLAIM), Abandon(CLAIM), Ask(CLAIM), CancelRun(CLAIM)]
-FROM_RUNNER = [StandsBy(), Takes("word"), Starts(2), Stops(2), RunOver(Outcome.FAILED), messages.Alive(17)]
+TO_AGENT = [
+    Prepare(CLAIM, 3600.5, "word"),
+    EndSooner(CLAIM, 60.0),
+    Commit(CLAIM),
+    Abandon(CLAIM),
+    Ask(CLAIM),
+    CancelRun(CLAIM),
+]
+FROM_RUNNER = [StandsBy(), Takes("word"), Starts(2), Stops(2), Drops(2), RunOver(Outcome.FAILED), messages.Alive(17)]
 TO_RUNNER = [Go("word"), Welcome(1, Program.LOST, True), ProgramOver(3, Program.ENDED), Cancel()]
 STATUSES = [Status(CLAIM, Stage.FAILED, "no room"), Status(CLAIM, Stage.OVER, "", True, Outcome.CANCELLED)]
 

@@ -21,15 +21,24 @@ from skypool.head.states import (
     Heard,
     Outcome,
     Party,
+    Program,
     RunnerEnded,
+    RunnerLate,
     RunnerSaid,
     RunnerSilent,
     RunOver,
     StandsBy,
+    Welcome,
 )
 
 Watched = Callable[[str], RunnerWatch]
 ALIVE = messages.line(messages.Alive(5))
+MOVES = """n = 0
+while True:
+    n += 1
+    says(b'{"is": "alive", "moves": %d}\\n' % n)
+    time.sleep(0.01)
+"""
 
 
 class Loop:
@@ -134,6 +143,34 @@ def test_a_stopped_runner_is_silent_after_a_minute_of_the_agents_clock(loop: Loo
     assert loop.heard == [RunnerSilent(1)]
     watch.kill(1)
     loop.until(RunnerEnded(1), watch)
+
+
+def test_a_runner_is_late_that_lives_and_does_not_take_its_machine_in_a_minute(loop: Loop, watched: Watched) -> None:
+    watch = watched(MOVES)
+    watch.start(1)
+    loop.until(Heard(Party.RUNNER, 1, True), watch)
+    loop.now += 200  # before the commit it may wait
+    loop.until(Heard(Party.RUNNER, 1, True), watch)
+    assert RunnerLate(1) not in loop.heard
+    watch.tell(1, Go("word"))
+    loop.now += 59
+    loop.until(Heard(Party.RUNNER, 1, True), watch)
+    assert RunnerLate(1) not in loop.heard
+    loop.now += 2
+    loop.until(RunnerLate(1), watch)
+    loop.until(Heard(Party.RUNNER, 1, True), watch)
+    assert RunnerLate(1) not in loop.heard, "it is told once"
+
+
+def test_a_runner_that_is_welcome_is_not_late(loop: Loop, watched: Watched) -> None:
+    watch = watched(MOVES)
+    watch.start(1)
+    loop.until(Heard(Party.RUNNER, 1, True), watch)
+    watch.tell(1, Go("word"))
+    watch.tell(1, Welcome(0, Program.NONE, is_cancelled=False))
+    loop.now += 61
+    loop.until(Heard(Party.RUNNER, 1, True), watch)
+    assert RunnerLate(1) not in loop.heard
 
 
 def test_a_runner_whose_loop_stands_still_for_a_minute_does_not_move(loop: Loop, watched: Watched) -> None:

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import hmac
+import math
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
@@ -23,7 +26,7 @@ from skypool.agent.messages import cancel_in, member_in, recall_in
 from skypool.agent.runner_watch import RunnerWatch
 from skypool.agent.stops import Stops as CallStops
 from skypool.agent.store import Arrivals
-from skypool.clock import RunningClock
+from skypool.clock import RunningClock, elapsed
 from skypool.errors import SkypoolError, protocol_violation
 from skypool.head import messages, rows, steps
 from skypool.head.states import (
@@ -56,11 +59,13 @@ from skypool.head.states import (
     Stops,
     Takes,
     TellRunner,
+    Welcome,
     WriteRow,
 )
 from skypool.safety import private
 from skypool.wire.frames import Frame, Kind, frame
 
+Told = TypeVar("Told", Status, Welcome)
 _TO_TELL = 3.0
 """The least seconds that the agent stays after the end of a run, in which others hear of it."""
 _ENDS = {"": Program.ENDED, "timeout": Program.ENDED, "cancel": Program.STOPPED}
@@ -139,7 +144,7 @@ class HandOver:
         self._events: deque[tuple[AgentEvent, Connection | None]] = deque()
         self._is_stepping = False
         self._place = messages.Place("")
-        self._end = 0.0
+        self._until = math.inf  # the end that the guard holds, by `clock.elapsed`
         self._asker: Connection | None = None
         self._watchers: list[Connection] = []
         self._former: Connection | None = None
@@ -168,7 +173,7 @@ class HandOver:
             and hmac.compare_digest(heir.encode(), state.row.heir.encode())
         ):
             return None
-        return {"silent": 0.0, "former": True, "handover": messages.to_json(self._status())}
+        return {"silent": 0.0, "former": True, "handover": messages.to_json(self._told(self._status()))}
 
     def on_accepted(self, hello: Mapping[str, Any]) -> None:
         """Note that a client was accepted. If it is the runner, it is the owner from now on."""
@@ -302,7 +307,7 @@ class HandOver:
             case KillRunner(number):
                 self._runner.kill(number)
             case TellRunner(number, message):
-                self._runner.tell(number, message)
+                self._runner.tell(number, self._told(message) if isinstance(message, Welcome) else message)
             case WriteRow():
                 self._write_row()
             case StartProgram(number):
@@ -313,6 +318,8 @@ class HandOver:
                 for id_ in self._attempt.calls:
                     self._stops.cancel(id_, self._attempt.grace)
             case StopMachine():
+                if self._state.why:
+                    print(f"the run is over: {self._state.why}", file=sys.stderr, flush=True)
                 self._stop_machine()
 
     def _status(self) -> Status:
@@ -320,9 +327,17 @@ class HandOver:
         assert state.claim is not None
         return Status(state.claim, state.stage, state.why, state.is_cancelled, state.outcome)
 
+    def _told(self, message: Told) -> Told:
+        """Return a message as it is told now: with the seconds until the end that the guard holds."""
+        return replace(message, left=self._left) if self._state.is_end_held else message
+
+    @property
+    def _left(self) -> float:
+        return max(0.0, self._until - elapsed())
+
     def _reply(self, status: Status) -> None:
         """Answer whoever has asked; without one, tell all who have asked before, and the client."""
-        header = messages.to_json(status)
+        header = messages.to_json(self._told(status))
         to = [self._asker]
         if self._asker is None:
             to = [*self._watchers, *([] if self._state.is_committed else [self._client.connection])]
@@ -364,7 +379,7 @@ class HandOver:
             digest = messages.heir_digest(row.heir)
             try:
                 folder = private.folder(os.path.expanduser(self._place.folder))
-                rows.write(str(folder), rows.WrittenRow(row.claim, self._end, digest, time.time()))
+                rows.write(str(folder), rows.WrittenRow(row.claim, time.time() + self._left, digest, time.time()))
             except FileExistsError:
                 why = (
                     f"generation {row.claim.generation} of run {row.claim.run} was handed over to this machine before; "
@@ -378,7 +393,7 @@ class HandOver:
 
     def _give_end(self, end: float, heir: str) -> None:
         """Let the machine end in `end` seconds in any case."""
-        self._end = time.time() + end
+        self._until = min(self._until, elapsed() + end)
         self._lease.end_by(end)
         self._asking = self._guard.ask_end(end, messages.heir_digest(heir))
 

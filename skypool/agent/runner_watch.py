@@ -13,10 +13,23 @@ from collections.abc import Callable
 from skypool.agent.processes import kill_group, mib_of, plain_environment
 from skypool.errors import ProtocolError
 from skypool.head import messages
-from skypool.head.states import AgentEvent, Heard, Party, RunnerEnded, RunnerSaid, RunnerSilent, ToRunner
+from skypool.head.states import (
+    AgentEvent,
+    Go,
+    Heard,
+    Party,
+    RunnerEnded,
+    RunnerLate,
+    RunnerSaid,
+    RunnerSilent,
+    ToRunner,
+    Welcome,
+)
 
 _SILENT = 60.0
 """Seconds after which a runner that has said nothing counts as silent, or one whose loop stands still as stuck."""
+_TO_TAKE = 60.0
+"""Seconds after which a runner that was told of the commit, and has not taken the machine, counts as late."""
 _PAUSE = 1.0, 30.0
 """The second and the longest pause in seconds before the next runner is started; the first one is 0."""
 _LIVES = 120.0
@@ -61,6 +74,7 @@ class RunnerWatch:
         self._heard = self._started = self._moved = 0.0
         self._moves = -1
         self._is_silent = False
+        self._late_at = math.inf
 
     @property
     def pid(self) -> int:
@@ -93,24 +107,35 @@ class RunnerWatch:
 
     def tell(self, number: int, message: ToRunner) -> None:
         """Send a message to a runner, or drop it if that one has ended."""
-        if number == self._number and self._child is not None:
-            self._send(messages.line(message))
+        if number != self._number or self._child is None:
+            return
+        match message:
+            case Go():
+                self._late_at = self._clock() + _TO_TAKE
+            case Welcome():
+                self._late_at = math.inf
+        self._send(messages.line(message))
 
     def tick(self, now: float) -> None:
-        """Start a runner whose pause is over, and tell of a silent one. `now` is the time of the agent's clock."""
+        """Start a runner whose pause is over, and tell of a silent or late one. `now` is by the agent's clock."""
         if self._child is None and now >= self._start_at:
             self._start()
         elif self._child is not None and not self._is_silent and now - self._heard > _SILENT:
             self._is_silent = True
             print(f"runner {self._number} has said nothing for {_SILENT:g} s", file=sys.stderr, flush=True)
             self._hear(RunnerSilent(self._number))
+        elif self._child is not None and now > self._late_at:
+            self._late_at = math.inf
+            late = f"runner {self._number} has not taken its machine {_TO_TAKE:g} s after the commit"
+            print(late, file=sys.stderr, flush=True)
+            self._hear(RunnerLate(self._number))
 
     # --- the process -----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         self._start_at = math.inf
         self._heard = self._started = self._moved = self._clock()
-        self._moves, self._is_silent = -1, False
+        self._moves, self._is_silent, self._late_at = -1, False, math.inf
         self._said = b""
         self._unsent.clear()
         argv = [each or sys.path[0] for each in self._argv]

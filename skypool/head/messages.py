@@ -32,6 +32,8 @@ from skypool.head.states import (
     CancelRun,
     Claim,
     Commit,
+    Drops,
+    EndSooner,
     FromRunner,
     Go,
     Outcome,
@@ -91,12 +93,20 @@ def folder_of(home: str, claim: Claim) -> str:
     return f"{home}/heads/{claim.run}-{claim.generation}"
 
 
-_TO_AGENT = {"prepare": Prepare, "commit": Commit, "abandon": Abandon, "ask": Ask, "cancel run": CancelRun}
+_TO_AGENT = {
+    "prepare": Prepare,
+    "end sooner": EndSooner,
+    "commit": Commit,
+    "abandon": Abandon,
+    "ask": Ask,
+    "cancel run": CancelRun,
+}
 _FROM_RUNNER = {
     "stands by": StandsBy,
     "takes": Takes,
     "starts": Starts,
     "stops": Stops,
+    "drops": Drops,
     "run over": RunOver,
     "alive": Alive,
 }
@@ -259,6 +269,7 @@ _READERS: dict[str, Callable[[Any], object]] = {
     "stage": Stage,
     "why": _why,
     "is_cancelled": _flag,
+    "left": lambda said: None if said is None else _seconds(said),
     "outcome": lambda said: None if said is None else Outcome(said),
     "attempts": _count,
     "attempt": _count,

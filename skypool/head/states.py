@@ -15,6 +15,10 @@ TRIES = 2
 """The number of times that a runner is started before the commit. If none of them stands by, the hand-over fails."""
 
 
+ENDINGS = 4
+"""The number of runners that may end while the program does not run, with the machine taken. The run is then over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The run that a message is about. A run that is resumed on another machine has a higher generation."""
@@ -108,6 +112,16 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
+class EndSooner:
+    """A message of the client: the end of `Prepare` came too late, so the machine would end later than ledger and tags
+    say. If nothing is committed, the guard is to take the end after `end` seconds from now, and keeps the earlier one.
+    """
+
+    claim: Claim
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """A message of the client: commit the hand-over if it is ready. A client that has sent it asks before it ends
     the machine."""
@@ -141,9 +155,11 @@ class Status:
     """The answer of the agent to each message, which it also sends when the stage changes.
 
     Attributes:
-        why: why the hand-over has failed, or which run has the machine.
+        why: why the hand-over has failed, which run has the machine, or why the end of the run is not stored.
         is_cancelled: True if the run is being cancelled.
         outcome: how the run has ended, in the stage OVER.
+        left: seconds until the end that the guard holds, when this was said. None if it holds none, and in the steps,
+            which have no clock.
     """
 
     claim: Claim
@@ -151,9 +167,10 @@ class Status:
     why: str = ""
     is_cancelled: bool = False
     outcome: Outcome | None = None
+    left: float | None = None
 
 
-ToAgent = Prepare | Commit | Abandon | Ask | CancelRun
+ToAgent = Prepare | EndSooner | Commit | Abandon | Ask | CancelRun
 
 
 # --- messages between agent and runner -----------------------------------------------------------------------
@@ -180,11 +197,15 @@ class Takes:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """A message of the agent to its new owner: what became of the attempts so far."""
+    """A message of the agent to its new owner: what became of the attempts so far.
+
+    `left` is as in `Status`.
+    """
 
     attempts: int
     program: Program
     is_cancelled: bool
+    left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +218,16 @@ class Starts:
 @dataclass(frozen=True, slots=True)
 class Stops:
     """A message of the runner: stop the program."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drops:
+    """A message of the runner, after `Stops`: what it has not sent of an attempt will not come.
+
+    Some attempts are stopped before their calls were sent, such as those of a gang that waits for its node.
+    """
 
     attempt: int
 
@@ -216,12 +247,13 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class RunOver:
-    """A message of the runner: the result is stored, and the machine is to end."""
+    """A message of the runner: the machine is to end, as the result is stored. If it is not, `why` says why."""
 
     outcome: Outcome
+    why: str = ""
 
 
-FromRunner = StandsBy | Takes | Starts | Stops | RunOver
+FromRunner = StandsBy | Takes | Starts | Stops | Drops | RunOver
 ToRunner = Go | Welcome | ProgramOver | Cancel
 
 
@@ -293,9 +325,13 @@ class TagsFailed:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An event of the client: the agent has sent its state."""
+    """An event of the client: the agent has sent its state.
+
+    `is_late` is True if the end that the guard holds may be later than the one that ledger and tags have.
+    """
 
     status: Status
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +374,19 @@ class MachineGone:
     stored: Outcome | None = None
 
 
-ClientEvent = Begin | TagsRenewed | TagsFailed | Answered | Connected | Overdue | Interrupt | AgentGone | MachineGone
+@dataclass(frozen=True, slots=True)
+class PoolOver:
+    """An event of the client: its pool has ended in this process, for example because its budget is spent.
+
+    `is_taken` is True if another process has taken the machine over.
+    """
+
+    is_taken: bool = False
+
+
+ClientEvent = (
+    Begin | TagsRenewed | TagsFailed | Answered | Connected | Overdue | Interrupt | AgentGone | MachineGone | PoolOver
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +457,7 @@ class Agent:
         is_end_held: True if the guard has taken the end.
         is_taken: True if the present runner has taken the machine.
         attempts: the number of times that the program was started.
+        endings: the number of runners that had taken the machine and ended, since the program ran last.
         is_cancelled: True if a user has cancelled the run.
     """
 
@@ -423,6 +472,7 @@ class Agent:
     is_taken: bool = False
     attempts: int = 0
     program: Program = Program.NONE
+    endings: int = 0
     is_cancelled: bool = False
     outcome: Outcome | None = None
 
@@ -493,6 +543,16 @@ class RunnerSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerLate:
+    """An event of the agent: a runner has not taken the machine 60 s after it was told of the commit.
+
+    Pauses of the whole machine do not count.
+    """
+
+    runner: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramEnded:
     """An event of the agent: the processes of an attempt have ended."""
 
@@ -523,6 +583,7 @@ AgentEvent = (
     | RunnerSaid
     | RunnerEnded
     | RunnerSilent
+    | RunnerLate
     | ProgramEnded
     | Heard
 )
@@ -678,7 +739,15 @@ class Stored:
     outcome: Outcome
 
 
-RunnerEvent = GotNeeds | AgentSaid | Stored
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """An event of the runner: an outcome could not be stored, in several tries."""
+
+    outcome: Outcome
+    why: str
+
+
+RunnerEvent = GotNeeds | AgentSaid | Stored | NotStored
 
 
 @dataclass(frozen=True, slots=True)
@@ -692,7 +761,7 @@ class Say:
 class Store:
     """An action of the runner: save what is left, and store status, result and receipt, unless they are stored.
 
-    `Stored` follows.
+    `Stored` or `NotStored` follows.
     """
 
     outcome: Outcome

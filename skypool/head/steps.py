@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skypool.head.states import (
+    ENDINGS,
     TRIES,
     Abandon,
     Agent,
@@ -36,9 +37,11 @@ from skypool.head.states import (
     ClientPhase,
     Commit,
     Connected,
+    Drops,
     EndHeld,
     EndMachine,
     EndRefused,
+    EndSooner,
     Entry,
     GiveEnd,
     Go,
@@ -48,9 +51,11 @@ from skypool.head.states import (
     KillRunner,
     Ledger,
     MachineGone,
+    NotStored,
     Outcome,
     Overdue,
     Party,
+    PoolOver,
     Prepare,
     Program,
     ProgramEnded,
@@ -66,6 +71,7 @@ from skypool.head.states import (
     RunnerAction,
     RunnerEnded,
     RunnerEvent,
+    RunnerLate,
     RunnerPhase,
     RunnerSaid,
     RunnerSilent,
@@ -97,6 +103,8 @@ from skypool.head.states import (
 
 # --- the client ----------------------------------------------------------------------------------------------
 
+_UNASKED = (ClientPhase.OWNER, ClientPhase.MARKING, ClientPhase.PREPARING)
+"""The phases in which the client has not asked for the commit, so that there is none."""
 _UNDECIDED = (ClientPhase.COMMITTING, ClientPhase.ABANDONING)
 """The phases in which there may be a commit of which the client has not heard."""
 _ASKED = (ClientPhase.PREPARING, *_UNDECIDED, ClientPhase.WATCHING, ClientPhase.CANCELLING)
@@ -114,12 +122,14 @@ def client(state: Client, event: ClientEvent) -> tuple[Client, list[ClientAction
             return replace(state, phase=ClientPhase.PREPARING), [Send(_prepare(state))]
         case TagsFailed() if phase is ClientPhase.MARKING:
             return _end_unstarted(state)
-        case Answered(status) if status.claim == state.claim:
-            return _answered(state, status)
+        case Answered(status, is_late) if status.claim == state.claim:
+            return _answered(state, status, is_late)
         case Connected() | Overdue() if phase in _ASKED:
             return state, [Send(Ask(state.claim))]
         case Interrupt():
             return _interrupt(state)
+        case PoolOver(is_taken) if phase in _UNASKED:
+            return _not_owner(state) if is_taken else _end_unstarted(state)
         case AgentGone(has_row, stored) if phase is not ClientPhase.OVER:
             return _agent_gone(state, has_row, stored)
         case MachineGone(stored) if phase is not ClientPhase.OVER:
@@ -131,7 +141,7 @@ def _prepare(state: Client) -> Prepare:
     return Prepare(state.claim, state.end, state.heir)
 
 
-def _answered(state: Client, status: Status) -> tuple[Client, list[ClientAction]]:
+def _answered(state: Client, status: Status, is_late: bool) -> tuple[Client, list[ClientAction]]:
     """Act on what the agent says. It may be outdated, but COMMITTED, OVER, ABANDONED and FAILED never become untrue."""
     phase, stage = state.phase, status.stage
     if phase in (ClientPhase.WATCHING, ClientPhase.CANCELLING):
@@ -146,10 +156,12 @@ def _answered(state: Client, status: Status) -> tuple[Client, list[ClientAction]
         return _end_unstarted(state)
     if stage in (Stage.COMMITTED, Stage.OVER):
         return _detached(state, status)
-    if stage is Stage.OTHER:  # the machine is not this client's any more, and not to be ended by it
-        return replace(state, phase=ClientPhase.OVER), [Tell(Said.NOT_STARTED)]
+    if stage is Stage.OTHER:
+        return _not_owner(state)
     if phase is ClientPhase.ABANDONING:
         return state, [Send(Abandon(state.claim))]
+    if stage is Stage.READY and is_late and phase is ClientPhase.PREPARING:
+        return state, [Send(EndSooner(state.claim, state.end))]
     if stage is Stage.READY:
         return replace(state, phase=ClientPhase.COMMITTING), [Send(Commit(state.claim))]
     if stage is Stage.NOTHING and phase is ClientPhase.PREPARING:
@@ -173,10 +185,15 @@ def _end_unstarted(state: Client) -> tuple[Client, list[ClientAction]]:
     return replace(state, phase=ClientPhase.OVER), [EndMachine(), WriteLedger(ended), Tell(Said.NOT_STARTED)]
 
 
+def _not_owner(state: Client) -> tuple[Client, list[ClientAction]]:
+    """Leave the machine alone, as it is not this client's any more."""
+    return replace(state, phase=ClientPhase.OVER), [Tell(Said.NOT_STARTED)]
+
+
 def _interrupt(state: Client) -> tuple[Client, list[ClientAction]]:
     """Cancel the run: end the machine if no commit was asked for, or else ask the agent first."""
     match state.phase:
-        case ClientPhase.OWNER | ClientPhase.MARKING | ClientPhase.PREPARING:
+        case phase if phase in _UNASKED:
             return _end_unstarted(state)
         case ClientPhase.COMMITTING:
             return replace(state, phase=ClientPhase.ABANDONING), [Send(Abandon(state.claim))]
@@ -250,6 +267,13 @@ def seen_ended(entry: Entry, stored: Outcome | None) -> Entry:
 
 # --- the agent -----------------------------------------------------------------------------------------------
 
+_OUTCOMES = {
+    Program.NONE: Outcome.FAILED,
+    Program.ENDED: Outcome.ENDED,
+    Program.STOPPED: Outcome.CANCELLED,
+    Program.LOST: Outcome.FAILED,
+}
+"""The outcome of a run whose runners end while its program does not run, by what has become of that."""
 _OPEN = (Stage.PREPARING, Stage.READY)
 """The stages in which a hand-over may still be committed or not."""
 
@@ -275,6 +299,8 @@ def agent(state: Agent, event: AgentEvent) -> tuple[Agent, list[AgentAction]]:
         case RunnerEnded(runner) if runner == state.runner:
             return _runner_ended(state)
         case RunnerSilent(runner) if runner == state.runner and state.stage in (*_OPEN, Stage.COMMITTED):
+            return state, [KillRunner(runner)]
+        case RunnerLate(runner) if runner == state.runner and state.stage is Stage.COMMITTED and not state.is_taken:
             return state, [KillRunner(runner)]
         case ProgramEnded(attempt, how) if attempt == state.attempts and state.program is Program.RUNNING:
             told: list[AgentAction] = [TellRunner(state.runner, ProgramOver(attempt, how))] if state.is_taken else []
@@ -303,6 +329,10 @@ def _received(state: Agent, message: ToAgent, from_owner: bool) -> tuple[Agent, 
                 row = Row(claim, end, heir)
                 state = replace(state, claim=claim, stage=Stage.PREPARING, row=row, runner=1, tries=1)
                 actions = [GiveEnd(end, heir), StartRunner(1)]
+            case EndSooner(_, end) if state.stage in _OPEN:
+                assert state.row is not None
+                actions = [GiveEnd(end, state.row.heir)]
+                state = replace(state, stage=Stage.PREPARING, is_end_held=False)
             case Commit() if state.stage is Stage.READY:
                 assert state.row is not None
                 return state, [WriteRow(state.row)]  # the answer follows
@@ -346,20 +376,36 @@ def _runner_said(state: Agent, said: object) -> tuple[Agent, list[AgentAction]]:
         case _ if not state.is_taken or state.stage is not Stage.COMMITTED:
             return state, []
         case Starts(attempt) if attempt == state.attempts + 1 and state.program is not Program.RUNNING:
-            return replace(state, attempts=attempt, program=Program.RUNNING), [StartProgram(attempt)]
+            return replace(state, attempts=attempt, program=Program.RUNNING, endings=0), [StartProgram(attempt)]
         case Stops(attempt) if attempt == state.attempts and state.program is Program.RUNNING:
             return state, [StopProgram(attempt)]
-        case RunOver(outcome):
-            state = replace(state, stage=Stage.OVER, outcome=outcome)
-            return state, [_reply(state), StopMachine(outcome)]
+        case Drops(attempt) if attempt == state.attempts + 1 and state.program is not Program.RUNNING:
+            state = replace(state, attempts=attempt, program=Program.STOPPED)  # so that it is never started
+            return state, [TellRunner(state.runner, ProgramOver(attempt, Program.STOPPED))]
+        case RunOver(outcome, why):
+            return _over(state, outcome, why)
     return state, []
 
 
+def _over(state: Agent, outcome: Outcome, why: str) -> tuple[Agent, list[AgentAction]]:
+    state = replace(state, stage=Stage.OVER, outcome=outcome, why=why)
+    return state, [_reply(state), StopMachine(outcome)]
+
+
 def _runner_ended(state: Agent) -> tuple[Agent, list[AgentAction]]:
-    """Start another runner. Before the commit, give the hand-over up if several have ended."""
+    """Start another runner, unless several have ended before the commit, or while the program did not run.
+
+    Each one that takes the machine extends its lease, and may end where the one before has, as on a full disk.
+    """
     if state.stage not in (*_OPEN, Stage.COMMITTED):
         return state, []
-    state = replace(state, stands_by=False, is_taken=False)
+    endings = state.endings + (state.is_taken and state.program in _OUTCOMES)
+    state = replace(state, stands_by=False, is_taken=False, endings=endings)
+    if endings >= ENDINGS:
+        what = "started the program" if state.program is Program.NONE else "stored how the run has ended"
+        why = f"{endings} runners have ended before they had {what}"
+        is_cancelled = state.is_cancelled and state.program is not Program.ENDED
+        return _over(state, Outcome.CANCELLED if is_cancelled else _OUTCOMES[state.program], why)
     if state.stage is not Stage.COMMITTED:
         if state.tries >= TRIES:
             failed = replace(state, stage=Stage.FAILED, why=f"{state.tries} runners have ended before the commit")
@@ -396,9 +442,11 @@ def runner(state: Runner, event: RunnerEvent) -> tuple[Runner, list[RunnerAction
         case AgentSaid(ProgramOver(attempt, program)) if state.phase is RunnerPhase.OWNER:
             return _go_on(state, program) if attempt == state.attempt else (state, [])
         case AgentSaid(Cancel()) if state.phase is RunnerPhase.OWNER and not state.is_cancelled:
-            return replace(state, is_cancelled=True), [Say(Stops(state.attempt))]
+            return replace(state, is_cancelled=True), [Say(Stops(state.attempt)), Say(Drops(state.attempt))]
         case Stored(outcome) if state.phase is RunnerPhase.STORING:
             return replace(state, phase=RunnerPhase.OVER), [Say(RunOver(outcome))]
+        case NotStored(outcome, why) if state.phase is RunnerPhase.STORING:
+            return replace(state, phase=RunnerPhase.OVER), [Say(RunOver(outcome, why))]
     return state, []
 
 

@@ -343,6 +343,11 @@ class Enforcement:
             self.billed_since = min(billed)
         return self.billed_since + self.lifetime - clock.now()
 
+    @property
+    def nearer(self) -> str:
+        """The limit that ends the pool first: "lifetime" or "budget"."""
+        return "lifetime" if self.lifetime_left < self.left() else "budget"
+
     def node_lifetime(self) -> float | None:
         """Return the seconds after which a new node ends itself, 5 s later than the pool; None for never. Blocks."""
         left = self.lifetime_left

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 
 from skypool import clock
 from skypool.errors import BudgetExceeded, SkypoolError, UsageError
 from skypool.head.states import Claim, Entry, Ledger
-from skypool.rental.records import Record
 from skypool.rental.supply import Supply
 
 ENDING = 120.0
@@ -78,17 +76,6 @@ class RunAccount:
     def left(self) -> float:
         """Seconds until the written end; 0 after it. A message that is sent later than others has a shorter end."""
         return max(0.0, self.ends - time.time())
-
-    def limited(self, record: Record) -> Record:
-        """Return the pool's record with limits that end the pool at the written end, at the last known prices.
-
-        The runner knows nothing else of that end: it stops the program shortly before.
-        """
-        if self.limit == "budget" and record.budget is not None:
-            usd = sum(each.at(self.ends).usd for each in record.lines)
-            return replace(record, budget=replace(record.budget, max_usd=usd))
-        begins = min((each.begins for each in record.lines if each.billed_from is not None), default=time.time())
-        return replace(record, lifetime=self.ends - begins)
 
     def write(self, entry: Entry) -> None:
         """Write an entry into the ledger. It only goes forward.

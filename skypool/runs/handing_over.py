@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import queue
+from dataclasses import replace
 from typing import Protocol
 
-from skypool.errors import ConnectionLost
+from skypool.errors import ConnectionLost, SkypoolError, TakenOver
 from skypool.head import steps
 from skypool.head.states import (
     AgentGone,
@@ -25,6 +26,7 @@ from skypool.head.states import (
     Interrupt,
     MachineGone,
     Overdue,
+    PoolOver,
     RenewTags,
     Said,
     Send,
@@ -40,6 +42,9 @@ from skypool.runs.program_run import await_end
 
 _PATIENCE = 5.0
 """Seconds after which an agent that has not answered is asked again."""
+_LATE = 20.0
+"""Seconds by which the machine may end later than is written. Its answer seems late by the time that it has taken, and
+`run_account.ENDING` leaves more time than this."""
 _MINE = (ClientPhase.OWNER, ClientPhase.MARKING, ClientPhase.PREPARING)
 """The phases in which there is surely no commit."""
 _DECIDED = (ClientPhase.WATCHING, ClientPhase.OVER)
@@ -47,6 +52,14 @@ _DECIDED = (ClientPhase.WATCHING, ClientPhase.OVER)
 
 class Owned(Protocol):
     """A protocol for what this process has of the machine until it is handed over. The methods block."""
+
+    @property
+    def over(self) -> SkypoolError | None:
+        """Why the pool has ended in this process, or is ending; None if it is not. It then sends nothing any more."""
+
+    @property
+    def left(self) -> float:
+        """Seconds until the written end, which ledger and tags have; 0 after it."""
 
     def send(self, message: ToAgent) -> None:
         """Send a message to the agent. It is lost without a connection."""
@@ -86,7 +99,7 @@ class HandingOver:
         self._state = Client(claim, end, heir)
         self._owned = owned
         self._events: queue.SimpleQueue[ClientEvent | ConnectionLost] = queue.SimpleQueue()
-        self._is_cancelled = False
+        self._is_cancelled = self._is_cut_off = False
         self.said: Said | None = None
         self.why = ""
         self._done = in_thread(self._work, "skypool-hand-over")  # before a signal may come between start and wait
@@ -101,7 +114,8 @@ class HandingOver:
         Raises:
             KeyboardInterrupt, SystemExit: a signal came. The machine has ended, or its runner has cancelled the run.
                 After a second signal, the machine is left to its runner, or else to its lease.
-            SkypoolError: the machine was to be ended, and its end is not proved.
+            SkypoolError: the machine was to be ended, and its end is not proved; or it is not known whether the run was
+                cancelled.
         """
         try:
             self.hear(Begin())
@@ -110,38 +124,50 @@ class HandingOver:
             self.hear(Interrupt())
             await_end(self._done)
             self._done.result()  # raises what has failed
+            if self._is_cut_off:
+                raise SkypoolError(
+                    f"it is not known whether the run was cancelled, which belongs to its machine: {self.why}; "
+                    "`skypool down` ends the machine"
+                ) from None
             if self._is_cancelled:  # otherwise the signal came too late
                 raise
         return self._done.result()
 
     def _work(self) -> Said:
-        while self._state.phase not in _DECIDED and self.said is not Said.UNKNOWN:
+        while self._state.phase not in _DECIDED and self.said is not Said.UNKNOWN and not self._is_cut_off:
             try:
-                event = self._events.get(timeout=_PATIENCE)
+                event: ClientEvent | SkypoolError = self._events.get(timeout=_PATIENCE)
             except queue.Empty:
                 event = Overdue()
-            if isinstance(event, ConnectionLost):
+            over = self._owned.over
+            if over is not None and (self._state.phase in _MINE or isinstance(event, Overdue)):
+                self._is_cancelled |= isinstance(event, Interrupt)
+                event = over
+            if isinstance(event, SkypoolError):
                 self._lose(event)
             else:
                 self._step(event)
         assert self.said is not None
         return self.said
 
-    def _lose(self, error: ConnectionLost) -> None:
+    def _lose(self, error: SkypoolError) -> None:
         """Cancel the run if it is sure that there is no commit. Otherwise look, or leave the machine to its owner."""
         self.why = str(error)
         if self._state.phase in _MINE:
-            self._apply(Interrupt())
+            self._apply(PoolOver(isinstance(error, TakenOver)))
+        elif (found := self._owned.look()) is not None:
+            self._step(found)
         elif self.said is None:
-            found = self._owned.look()
-            if found is None:
-                self.said = Said.UNKNOWN
-            else:
-                self._step(found)
+            self.said = Said.UNKNOWN
+        else:
+            self._is_cut_off = True
 
     def _step(self, event: ClientEvent) -> None:
         if isinstance(event, Answered) and event.status.stage in (Stage.FAILED, Stage.OTHER):
             self.why = event.status.why
+        if isinstance(event, Answered) and event.status.stage is Stage.READY:
+            left = event.status.left
+            event = replace(event, is_late=left is None or left > self._owned.left + _LATE)
         self._is_cancelled |= isinstance(event, Interrupt)
         self._apply(event)
 

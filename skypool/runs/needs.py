@@ -32,6 +32,9 @@ class Needs:
         folder: the run's folder on the machine; it may begin with "~".
         saved: the folder on the machine that was to be fetched when the program has ended; "" for none.
         packages: the libraries of the runner, as from `pure_packages.packed`.
+        ends: the written end of the run in seconds since 1970, by the clock of the client, which the runner goes by. It
+            knows from the agent how many seconds are left until then.
+        limit: what ends the run then: "budget" or "lifetime".
     """
 
     claim: Claim
@@ -41,6 +44,8 @@ class Needs:
     folder: str
     saved: str
     packages: bytes = field(repr=False)
+    ends: float = 0.0
+    limit: str = "lifetime"
 
     @classmethod
     def of(cls, claim: Claim, handover: Handover, call: ProgramCall, retries: int, saved: str) -> Needs:
@@ -48,7 +53,8 @@ class Needs:
         [node] = handover.nodes
         folder = stored.place_of(node.access, claim)
         here = replace(node, access=replace(node.access, transport=Subprocess(), env={}))
-        record = replace(handover.record, notes=())  # settings of drivers, of which there are none
+        # without settings of drivers, of which there are none, and limits by the clock of this computer
+        record = replace(handover.record, notes=(), budget=None, lifetime=None)
         given = replace(handover, record=record, nodes=(here,))
         return cls(claim, given, call, retries, folder, saved, pure_packages.packed())
 

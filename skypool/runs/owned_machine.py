@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from skypool.compute_pool.compute_pool import ComputePool
-from skypool.errors import ConnectionLost, SkypoolError, TakenOver
+from skypool.errors import ConnectionLost, PoolClosed, SkypoolError, TakenOver
 from skypool.event_loop import Loop
 from skypool.head import messages
-from skypool.head.states import AgentGone, ClientEvent, Entry, MachineGone, Prepare, ToAgent
+from skypool.head.states import AgentGone, ClientEvent, EndSooner, Entry, MachineGone, Prepare, ToAgent
 from skypool.rental.run_account import RunAccount
 from skypool.runs.machine_look import look
 from skypool.runs.needs import Needs
@@ -33,24 +33,39 @@ class OwnedMachine:
     """
 
     def __init__(self, pool: ComputePool, needs: Needs, account: RunAccount, keep: float = 0.0) -> None:
-        self._pool, self._needs, self._account = pool, needs, account
+        self._pool, self._account = pool, account
         self._place = messages.Place(needs.folder, keep)
         self._engine = pool._sender.working()
+        self._needs = replace(needs, ends=account.ends, limit=account.limit)
         [self._node] = pool.nodes
 
     def follow(self, hear: Callable[[ClientEvent | ConnectionLost], None]) -> None:
         """Have a function called with what happens, in any thread: answers, new connections, and the machine's loss."""
         self._engine.takeover.follow(hear)
 
+    @property
+    def over(self) -> SkypoolError | None:
+        life = self._engine.life
+        error = life.state.error
+        if not life.is_ending:
+            return None
+        return error if isinstance(error, SkypoolError) else PoolClosed(f"pool {self._pool.name!r} was ended")
+
+    @property
+    def left(self) -> float:
+        return self._account.left
+
     def send(self, message: ToAgent) -> None:
         link = self._engine.connections.links.get(self._node)
         if link is None:
             return
+        if isinstance(message, Prepare | EndSooner):
+            message = replace(message, end=min(message.end, self.left))
+        header = messages.to_json(message)
         if isinstance(message, Prepare):
-            header = messages.to_json(replace(message, end=min(message.end, self._account.left)))
             link.send(frame(Kind.HANDOVER, {**header, **asdict(self._place)}, [self._needs.packed()]))
         else:
-            link.send(frame(Kind.HANDOVER, messages.to_json(message)))
+            link.send(frame(Kind.HANDOVER, header))
 
     def write(self, entry: Entry) -> None:
         self._account.write(entry)

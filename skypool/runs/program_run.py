@@ -498,8 +498,7 @@ class ProgramRun:
 
     def end_by_limit(self) -> None:
         """Interrupt the program, as the budget or lifetime ends the machines soon."""
-        limits = self.pool._sender.working().rental.limits
-        self.limit = "lifetime" if limits.lifetime_left < limits.left() else "budget"
+        self.limit = self.pool._sender.working().rental.limits.nearer
         self.interrupt()
 
     def end_earlier(self, seconds: float) -> None:

@@ -7,6 +7,7 @@ The agent starts it, and starts it again when it ends. `head.messages` says what
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import sys
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from skypool import clock
 from skypool.calls.futures import CallFuture
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.errors import CommandFailed, SkypoolError, TakenOver
@@ -27,8 +29,10 @@ from skypool.event_loop import Loop
 from skypool.head import messages, steps
 from skypool.head.states import (
     AgentSaid,
+    Drops,
     FromRunner,
     GotNeeds,
+    NotStored,
     Outcome,
     Program,
     ProgramOver,
@@ -44,6 +48,7 @@ from skypool.head.states import (
     Store,
     Stored,
     Takes,
+    Welcome,
 )
 from skypool.pool.states import Phase
 from skypool.runs import stored
@@ -63,6 +68,10 @@ _TO_CLOSE = 8.0
 """Seconds in which the pool is closed after the end."""
 _TO_HEAR = 5.0
 """Seconds in which the call's own error has come after the agent has said that the program is over."""
+_TO_STORE = 0.0, 2.0, 5.0
+"""The pauses in seconds before each try to store how the run has ended. Others may free what is missing meanwhile."""
+_STUCK = 60.0
+"""Seconds after which a work that has not ended counts as stuck: no work takes so long on a machine that is well."""
 _UNSAID = 10.0
 """Seconds after the failure of a call in which the agent says that its attempt is over, if it was ever begun."""
 
@@ -102,7 +111,9 @@ class RunnerProcess:
         self._running: CallFuture[Any] | None = None
         self._failed: tuple[float, int] | None = None  # when the call of which attempt has failed
         self._limit = ""
+        self._until = math.inf  # the written end, by `clock.elapsed`, which steps of this machine's clock do not change
         self._moves = 0
+        self._stuck_at = math.inf  # when the present work counts as stuck
         self._alive_at = 0.0
 
     def run(self) -> None:
@@ -121,6 +132,9 @@ class RunnerProcess:
                 return
             if isinstance(event, BaseException):
                 raise event
+            if isinstance(event, AgentSaid) and isinstance(event.message, Welcome) and event.message.left is not None:
+                self._until = clock.elapsed() + event.message.left
+                self._works.put(self._limit_pool)
             self._step(event)
         self._close()
 
@@ -140,6 +154,8 @@ class RunnerProcess:
                 self._works.put(partial(self._start, attempt))
             case Say(Stops()):
                 self._works.put(self._stop)
+            case Say(Drops() as message):
+                self._works.put(partial(self._write, message))
             case Store(outcome):
                 self._works.put(partial(self._store, outcome, self._state.attempt))
 
@@ -162,12 +178,15 @@ class RunnerProcess:
     def _tell_alive(self) -> None:
         """Tell the agent that this process lives, and how often the loops have turned that own the run.
 
-        The pool's loop counts its own turns when this one asks it to. So the number stands still if either hangs.
+        The pool's loop counts its own turns when this one asks it to. So the number stands still if either hangs, and
+        so it does while a work is stuck.
         """
         if time.monotonic() < self._alive_at:
             return
         self._alive_at = time.monotonic() + messages.ALIVE_EVERY / 2
-        if self._pool is None:
+        if time.monotonic() > self._stuck_at:
+            print("a work of the runner is stuck", file=sys.stderr, flush=True)
+        elif self._pool is None:
             self._moved()
         else:
             Loop.shared().loop.call_soon_threadsafe(self._moved)
@@ -181,16 +200,33 @@ class RunnerProcess:
     def _work(self) -> None:
         try:
             while True:
-                self._works.get()()
+                work = self._works.get()
+                self._stuck_at = time.monotonic() + _STUCK
+                work()
+                self._stuck_at = math.inf
         except Exception as e:  # noqa: BLE001 - it ends this process
             self._events.put(e)
 
     def _take(self, heir: str) -> None:
         """Take the machine over as its owner."""
+        with contextlib.suppress(OSError):  # a full disk; its end may leave some room
+            stored.reserve(self._folder)
         # the ledger of a former runner, which may say that the pool has ended; all that counts is in the needs
         removal.remove(user_folders.state() / "ledger")
         self._pool = pool = ComputePool._held(replace(self._needs.handover, heir=heir), console="off")
         pool._sender.working().limits.for_programs = _TO_END
+
+    def _limit_pool(self) -> None:
+        """End the pool at the written end. The clocks of this machine and of the client may differ."""
+        assert self._pool is not None
+        limits = self._pool._sender.working().rental.limits
+        limits.billed_since = clock.now()
+        limits.lifetime = self._until - clock.elapsed()
+
+    @property
+    def _now(self) -> float:
+        """The present time in seconds since 1970, by the clock of the client."""
+        return self._needs.ends - (self._until - clock.elapsed())
 
     def _start(self, attempt: int) -> None:
         """Start an attempt. What its agent has started before is not started again there."""
@@ -216,11 +252,7 @@ class RunnerProcess:
 
     def _store(self, outcome: Outcome, attempts: int) -> None:
         """Store how the run has ended, unless a former runner has done that."""
-        needs, pool = self._needs, self._pool
-        assert pool is not None
-        usd = None
-        with contextlib.suppress(SkypoolError):  # its ledger cannot be read
-            usd = pool.receipt.usd
+        needs, now = self._needs, self._now
         found = stored.statuses(self._output(attempts), range(needs.call.procs or 1))
         status = None if None in found else next(filter(None, found), 0)
         ended = RunStatus(
@@ -228,13 +260,25 @@ class RunnerProcess:
             outcome=outcome,
             returncode=None if status is None else exit_status(status),
             attempts=attempts,
-            ended=time.time(),
-            usd=usd,
+            ended=now,
+            usd=sum(each.at(now).usd for each in needs.handover.record.lines),
             limit=self._limit,
             why=self._why(),
             saved=needs.saved,
         )
-        self._events.put(Stored(stored.store(self._folder, ended).outcome))
+        self._events.put(self._stored(ended))
+
+    def _stored(self, ended: RunStatus) -> Stored | NotStored:
+        """Store an end in several tries: another runner would fail in the same way, as on a full disk."""
+        why = ""
+        for pause in _TO_STORE:
+            time.sleep(pause)
+            try:
+                return Stored(stored.store(self._folder, ended).outcome)
+            except (OSError, SkypoolError) as e:
+                why = one_line(f"how the run has ended could not be stored: {e}", 1000)
+                print(why, file=sys.stderr, flush=True)
+        return NotStored(ended.outcome, why)
 
     def _why(self) -> str:
         """Return why the program was not started, or was lost; "" if it was not, or nobody knows."""
@@ -261,9 +305,9 @@ class RunnerProcess:
         if engine is None or self._state.phase is not RunnerPhase.OWNER:
             return
         if not self._limit and engine.limits.until_stop() <= 0:
-            limits = engine.rental.limits
-            self._limit = "lifetime" if limits.lifetime_left < limits.left() else "budget"
+            self._limit = self._needs.limit
             self._works.put(self._stop)
+            self._works.put(partial(self._write, Drops(self._state.attempt)))
         if self._failed is not None:
             at, attempt = self._failed
             if attempt == self._state.attempt and time.monotonic() > at + _UNSAID:  # it has never reached the agent

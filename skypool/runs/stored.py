@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ from skypool.wire.transport import Subprocess
 
 STATUS = "status.json"
 """The file that says how a run has ended."""
+RESERVE = "reserve"
+"""A file that keeps room on the disk for the status."""
+_ROOM = 64 << 10
+"""The bytes of that room. A status has a few thousand, and file systems need some for its name."""
 OUTPUT = "output"
 """The folder with the output files of each attempt, by its number, and there of each process, by its rank."""
 _ENDS = (Outcome.ENDED, Outcome.FAILED, Outcome.CANCELLED, Outcome.INTERRUPTED)
@@ -40,7 +45,8 @@ class RunStatus:
         outcome: how it has ended.
         returncode: the exit status of the program: 128 + n if signal n ended it; None if nobody knows.
         attempts: the number of times that the program was started.
-        ended: when its runner has stored this, in seconds since 1970, by the clock of the machine.
+        ended: when its runner has stored this, in seconds since 1970, by the clock of the client
+            that has handed the run over.
         usd: what the run has cost so far, at the last known prices; None if that is not known.
         limit: what the program was stopped for: "budget" or "lifetime"; "" if it was not.
         why: why the program has failed, if that is known; "" if not.
@@ -91,14 +97,25 @@ def place_of(access: Access, claim: Claim) -> str:
     return messages.folder_of(str(user_folders.state()) if is_here else access.home, claim)
 
 
+def reserve(folder: Path) -> None:
+    """Keep room on the disk for the status of a run, which is stored even if the run fills the disk.
+
+    Raises OSError if there is no room.
+    """
+    (private.folder(folder) / RESERVE).write_bytes(os.urandom(_ROOM))  # no file system stores it in less
+
+
 def store(folder: Path, status: RunStatus) -> RunStatus:
     """Write the status of a run, unless there is one. Return the one that is there then, also after a loss of power.
+
+    What `reserve` has kept is free then.
 
     Raises:
         OSError: it cannot be written.
         SkypoolError: what is there is not valid.
     """
     private.folder(folder)
+    (folder / RESERVE).unlink(missing_ok=True)
     with contextlib.suppress(FileExistsError):  # a former runner has stored one
         durable.write_new(folder / STATUS, json.dumps(status.to_json()).encode())
     durable.sync(folder)

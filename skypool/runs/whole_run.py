@@ -644,8 +644,7 @@ class WholeRun:
         supply.end_lost()
         heir = secrets.token_urlsafe(32)
         account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST), messages.heir_digest(heir))
-        given = pool._handed_over()
-        needs = Needs.of(claim, replace(given, record=account.limited(given.record)), call, 0, saved)
+        needs = Needs.of(claim, pool._handed_over(), call, 0, saved)
         needs.packed()  # a mistake there is told while the machine has no other owner
         tell.stage("the machine, which takes the run over")
         owned = OwnedMachine(pool, needs, account, self._asked.keep or 0.0)
