@@ -60,6 +60,7 @@ class Owned(Protocol):
     @property
     def left(self) -> float:
         """Seconds until the written end, which ledger and tags have; 0 after it."""
+        ...
 
     def send(self, message: ToAgent) -> None:
         """Send a message to the agent. It is lost without a connection."""
