@@ -39,7 +39,7 @@ def moment_between_changes() -> int:
     """Return a time in nanoseconds since 1970. The last change of a file is later if it changes after this returns.
 
     Files that have changed before have an earlier time. The kernel takes these times from a clock that it sets 100 to
-    1,000 times a second. So this waits for up to 10 ms.
+    1,000 times a second. So this waits for a few milliseconds, and 20 at most.
     """
     moment = time.time_ns()
     for _ in range(_TICKS):

@@ -70,7 +70,7 @@ def user_name() -> str:
     """
     try:
         return getpass.getuser()
-    except KeyError:
+    except (KeyError, OSError):  # from Python 3.13 on, an OSError
         return str(os.getuid())
 
 

@@ -52,15 +52,17 @@ _serving: list[tuple[str, socketserver.TCPServer]] = []
 hear_signals()
 
 LONGEST = """
-    aws runpod ssh save run slots gcp_compute gcp_tpu container gangs replay recording vastai rental image_lab
-    bad_luck prove hostile_nodes verda second_user_ports quote first_hour services troubleshooting slices bundle
-    recipes userdata pauses guard bootstrap spot driver_kit joblib resize remote aws_prove executor lab least_billed
-    gce_pools nets lab_tpu guides gcp_groups observers network_check image_script house cli_shell lab_aws
-    vastai_pools pool ledger large tpu_pools jupyter own_name mixed lab_gce tracebacks full_disk darwin
-    driver_contract trust broadcast paid_examples aws_permissions runpod_pools published forward gcp_prices reaper
-    aws_failover aws_pools verda_pools spot_lab gang_node fuzz console gang_decisions fake_cloud aws_schema spawned
-    link lab_verda gcp_prove ranking lab_vastai cli_money interrupts metrics otlp testing_page sizing
-    gcp_permissions docs_architecture cli_accelerators resize_lab gcp_tpu_schema bills travel usercode
+    aws runpod ssh save run detached_run hand_over slots gcp_compute gcp_tpu container gangs replay recording vastai
+    rental image_lab bad_luck prove hostile_nodes verda second_user_ports quote first_hour services troubleshooting
+    slices bundle recipes userdata pauses guard bootstrap spot left_processes data planned_ends driver_kit joblib
+    resize remote aws_prove executor lab least_billed gce_pools nets lab_tpu guides gcp_groups observers
+    network_check image_script house cli_shell lab_aws vastai_pools pool ledger large tpu_pools jupyter own_name
+    mixed lab_gce tracebacks full_disk darwin driver_contract trust broadcast paid_examples aws_permissions
+    runpod_pools published forward gcp_prices reaper aws_failover aws_pools verda_pools spot_lab gang_node fuzz
+    console gang_decisions fake_cloud aws_schema spawned stacks samples notice_steps buckets temporary_credentials
+    counts logs without_supply setup_gcp timeouts link lab_verda gcp_prove ranking lab_vastai cli_money interrupts
+    metrics otlp testing_page sizing gcp_permissions docs_architecture cli_accelerators resize_lab gcp_tpu_schema
+    bills travel usercode ends damage attach unread dispatch idle left_uploads runner gcs
 """.split()  # noqa: SIM905 - as a list it is 35 lines and says no more
 """Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
 LONGEST_SLOW = """

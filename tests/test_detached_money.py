@@ -104,6 +104,14 @@ def test_a_machine_that_cannot_end_its_cost_is_never_handed_over(tmp_path: Path)
         RunAccount(rented(cloud, budget=None), CLAIM, 3600.0)
 
 
+def test_a_run_is_not_handed_over_beside_a_machine_whose_end_is_not_proved(tmp_path: Path) -> None:
+    supply = rented(cloud_at(tmp_path / "cloud"))
+    [machine] = supply.rental.there
+    supply.rental.has([replace(machine, id="i-0002", node=1)])
+    with pytest.raises(SkypoolError, match=r"other machines, .* beside its own: i-0001, i-0002; `skypool down"):
+        RunAccount(supply, CLAIM, 3600.0)
+
+
 # --- the worst bill and the budget ---------------------------------------------------------------------------
 
 
@@ -192,6 +200,13 @@ def test_a_client_does_not_leave_while_it_is_not_known_if_there_is_another_machi
         supply.end_lost()
 
 
+def test_the_time_for_which_a_machine_stays_is_a_part_of_its_lifetime(cloud: FakeCloud) -> None:
+    with pytest.raises(UsageError, match=r"keep= is a part of max_lifetime=, and leaves nothing of it"):
+        check({"provider": cloud}, max_lifetime=60.0)
+    check({"provider": cloud}, max_lifetime=61.0)
+    assert cloud.count() == 0
+
+
 # --- spot machines without a budget --------------------------------------------------------------------------
 
 
@@ -233,12 +248,23 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(
-    ("rent", "most"), [({"market": "spot", "max_usd_per_hour": 20.0}, 20.0), ({"market": "on-demand"}, 36.0)]
+    ("rent", "budget", "most"),
+    [
+        ({"market": "spot", "max_usd_per_hour": 20.0}, None, 20.0),
+        ({"market": "spot", "max_usd_per_hour": 20.0}, 100.0, 20.0),
+        ({"market": "spot"}, 100.0, 22.5),
+        ({"market": "on-demand"}, None, 36.0),
+        ({"market": "on-demand"}, 100.0, 36.0),
+    ],
 )
 def test_a_dry_run_tells_the_worst_bill_of_a_run_without_a_client(
-    rent: dict[str, Any], most: float, cloud: FakeCloud, told: list[tuple[str, dict[str, Any]]]
+    rent: dict[str, Any],
+    budget: float | None,
+    most: float,
+    cloud: FakeCloud,
+    told: list[tuple[str, dict[str, Any]]],
 ) -> None:
-    asked = Asked({"provider": cloud, **rent}, max_lifetime=3600.0, detach=True, keep=60.0)
+    asked = Asked({"provider": cloud, **rent}, budget=budget, max_lifetime=3600.0, detach=True, keep=60.0)
     WholeRun(Target.of(["train.py"]), asked, Json()).check(dry_run=True)
     fields = dict(told)["plan"]
     assert fields["most_usd"] == pytest.approx(most * (3600 + ENDING) / 3600)
@@ -250,10 +276,12 @@ def test_lines_and_json_tell_the_worst_bill(
     tell = _Printer()
     tell.detached("train", 3600.0, 20.001, "~/heads")
     tell.detached("free", 3600.0, 0.0, "~/heads")
+    tell.detached("train", 3600.0, 20.0 + 1e-9, "~/heads")
     tell.close()
-    first, second = capsys.readouterr().err.splitlines()
+    first, second, third = capsys.readouterr().err.splitlines()
     assert "which ends within 1:00 h and costs at most 20.01 USD in all; its output" in first
     assert "which ends within 1:00 h; its output" in second
+    assert "costs at most 20.00 USD in all" in third
     Json().detached("train", 3600.0, 20.001, "~/heads")
     assert told == [("detached", {"pool": "train", "seconds": 3600.0, "worst_usd": 20.001, "folder": "~/heads"})]
 

@@ -168,7 +168,11 @@ def test_a_stopped_runner_goes_on_or_is_replaced_and_the_program_runs_once(secon
 def test_the_name_of_a_run_that_has_left_its_end_here_is_refused_with_the_way_out(project: Project) -> None:
     project.run("", "--max-lifetime", "10m")
     project.ends()
-    subprocess.run([sys.executable, "-m", "skypool", "down", "--yes", project.name], check=True, capture_output=True)
+    argv = [sys.executable, "-m", "skypool", "down", "--yes", project.name]
+    said = subprocess.run(argv, check=True, capture_output=True, text=True)
+    assert f"pool {project.name} has ended" in said.stdout
+    for wrong in ("still there", "not confirmed"):
+        assert wrong not in said.stdout + said.stderr
     with project.start("", "--max-lifetime", "10m") as process:
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 125

@@ -23,9 +23,12 @@ from types import ModuleType
 from typing import Any
 
 import cloudpickle
+import pytest
 
 import skypool as sky
 from tests.needs import skip_or_fail
+
+pytestmark = pytest.mark.usefixtures("frozen")  # one collects garbage hundreds of times
 
 PLACES = [Path(folder) / "test" / "test_concurrent_futures.py" for folder in (os.path.dirname(os.__file__),)]
 PLACES.append(Path(f"/usr/lib/python3.{sys.version_info[1]}/test/test_concurrent_futures.py"))

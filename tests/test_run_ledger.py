@@ -605,7 +605,7 @@ def test_a_second_ctrl_c_starts_no_process_that_ends_a_machine_of_a_run(state: P
         (Entry(State.DETACHED, Outcome.ENDED), 0, "ended", "`skypool down train` ends it now"),
         (Entry(State.DETACHED, Outcome.FAILED), 4000, "failed", "and `skypool gc` proves that it has"),
         (Entry(State.ENDED, Outcome.ENDED), 0, "ended", "its program has ended by itself"),
-        (Entry(State.ENDED, Outcome.CANCELLED), 0, "cancelled", "a user has cancelled it"),
+        (Entry(State.ENDED, Outcome.CANCELLED), 0, "cancelled", "a user, its budget or its lifetime has stopped it"),
         (Entry(State.ENDED, Outcome.INTERRUPTED), 0, "interrupted", "rebooted"),
         (Entry(State.ENDED, Outcome.LOST), 0, "lost", "nothing says what the run did"),
         (Entry(State.ENDED, Outcome.NOT_STARTED), 0, "failed", "never started"),

@@ -15,7 +15,6 @@ Words of this package:
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import re
@@ -44,7 +43,7 @@ from skypool.errors import (
     UsageError,
 )
 from skypool.model import Access, Instance, Need, Offer, Order
-from skypool.processes import host_name
+from skypool.processes import host_name, user_name
 from skypool.wire.transport import Exec
 
 _PROGRAMS = (("docker",), ("podman",))
@@ -230,7 +229,7 @@ class Container:
             UsageError: no container program is installed, or Docker's daemon does not run here.
         """
         of_pool = [] if pool is None else [f"skypool.pool={pool}"]
-        return self._found(self._program(), f"skypool.owner={getpass.getuser()}", *of_pool)
+        return self._found(self._program(), f"skypool.owner={user_name()}", *of_pool)
 
     def access(self, instance: Instance) -> Access:
         """Return how to run commands in a container: with the container program's command `exec`. Runs nothing.
@@ -315,7 +314,7 @@ class Container:
             "skypool.pool": order.pool,
             "skypool.rank": str(node),
             "skypool.token": order.token,
-            "skypool.owner": getpass.getuser(),
+            "skypool.owner": user_name(),
             "skypool.client": host_name(),
             "skypool.gpus": " ".join(gpus),
         }

@@ -91,12 +91,19 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         )
     for line in _to_end(name, found, records):
         output.say(line)
+    unheard: dict[str, str] = {}
     if ledger is not None:
-        ask_machines(ledger, records, found)
+        unheard = ask_machines(ledger, records, found)
         records = ledger.pools(name)
-    kept = [each for each in records if each.is_kept(clock.now())]
+    listed = [each.thing for each in found if isinstance(each.thing, Instance)]
+    kept = [
+        each
+        for each in records
+        if each.is_kept(clock.now()) and (doubts or failures or any(each.has(thing) for thing in listed))
+    ]
     for each in kept:
-        output.say(f"pool {name}: {_what_ends(each)}; what it has not saved is lost")
+        why = f" ({unheard[each.session]})" if each.session in unheard else ""
+        output.say(f"pool {name}: {_what_ends(each)}{why}; what it has not saved is lost")
     _confirm(f"End {'run' if kept else 'pool'} {name!r}?", yes)
     if ledger is not None:
         if not yes:  # it may have ended while its user was asked

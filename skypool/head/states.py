@@ -376,7 +376,7 @@ class MachineGone:
 
 @dataclass(frozen=True, slots=True)
 class PoolOver:
-    """An event of the client: its pool has ended in this process, for example because its budget is spent.
+    """An event of the client: its pool has ended in this process, as its budget is spent, or its machine is lost.
 
     `is_taken` is True if another process has taken the machine over.
     """

@@ -103,7 +103,7 @@ from skypool.head.states import (
 
 # --- the client ----------------------------------------------------------------------------------------------
 
-_UNASKED = (ClientPhase.OWNER, ClientPhase.MARKING, ClientPhase.PREPARING)
+UNASKED = (ClientPhase.OWNER, ClientPhase.MARKING, ClientPhase.PREPARING)
 """The phases in which the client has not asked for the commit, so that there is none."""
 _UNDECIDED = (ClientPhase.COMMITTING, ClientPhase.ABANDONING)
 """The phases in which there may be a commit of which the client has not heard."""
@@ -128,7 +128,7 @@ def client(state: Client, event: ClientEvent) -> tuple[Client, list[ClientAction
             return state, [Send(Ask(state.claim))]
         case Interrupt():
             return _interrupt(state)
-        case PoolOver(is_taken) if phase in _UNASKED:
+        case PoolOver(is_taken) if phase in UNASKED:
             return _not_owner(state) if is_taken else _end_unstarted(state)
         case AgentGone(has_row, stored) if phase is not ClientPhase.OVER:
             return _agent_gone(state, has_row, stored)
@@ -193,7 +193,7 @@ def _not_owner(state: Client) -> tuple[Client, list[ClientAction]]:
 def _interrupt(state: Client) -> tuple[Client, list[ClientAction]]:
     """Cancel the run: end the machine if no commit was asked for, or else ask the agent first."""
     match state.phase:
-        case phase if phase in _UNASKED:
+        case phase if phase in UNASKED:
             return _end_unstarted(state)
         case ClientPhase.COMMITTING:
             return replace(state, phase=ClientPhase.ABANDONING), [Send(Abandon(state.claim))]

@@ -200,9 +200,13 @@ class _Errand:
             return []
 
     def _late(self, provider: str) -> list[str]:
-        """Return the order tokens and instance ids of the last 30 s that the provider has not listed, and may later."""
+        """Return the order tokens and instance ids of the last 30 s that the provider has not listed, and may later.
+
+        A machine that a run was given to was there, so it has ended.
+        """
         seen = self.seen.get(provider, ())
-        new = [each for record in self.records() for each in record.since(clock.now() - SETTLING)]
+        records = [each for each in self.records() if each.run is None or not each.run.is_given]
+        new = [each for record in records for each in record.since(clock.now() - SETTLING)]
         return [name for where, name in new if where == provider and name not in seen]
 
     def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:

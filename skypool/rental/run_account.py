@@ -43,6 +43,7 @@ class RunAccount:
         UsageError: `seconds` is not a positive, finite number, the machine cannot end its own cost, or nothing limits
             the price of a spot machine.
         BudgetExceeded: the budget does not pay for a run that nobody watches.
+        SkypoolError: the pool has several machines.
         LedgerError: the costs cannot be read from the ledger or from memory.
     """
 
@@ -55,6 +56,11 @@ class RunAccount:
         for each in rental.there:
             if not (supply.ends_itself(each) or rental.is_free(each)):
                 raise UsageError(f"the run is not handed over, as machine {each.id} at {each.provider} {COSTS_ON}")
+        if len(rental.there) > 1:
+            raise SkypoolError(
+                f"the run is not handed over, as the pool has other machines, whose end is not proved, beside its own: "
+                f"{', '.join(each.id for each in rental.there)}; `skypool down {rental.pool}` ends them all"
+            )
         now, budget = clock.now(), rental.limits.budget
         for_budget = rental.surely_until() - ENDING
         self.limit = "budget" if for_budget < now + seconds else "lifetime"

@@ -13,8 +13,8 @@ Word = Literal["starting", "running", "draining", "ended", "failed", "cancelled"
 
 _WORDS: dict[Outcome, tuple[Word, str]] = {
     Outcome.ENDED: ("ended", "its program has ended by itself"),
-    Outcome.FAILED: ("failed", "its program was lost, and no retry was left"),
-    Outcome.CANCELLED: ("cancelled", "a user has cancelled it"),
+    Outcome.FAILED: ("failed", "its program could not be started, or was lost"),
+    Outcome.CANCELLED: ("cancelled", "a user, its budget or its lifetime has stopped it"),
     Outcome.INTERRUPTED: ("interrupted", "its agent has ended, or its machine was rebooted, while it went on"),
     Outcome.LOST: ("lost", "its machine has ended, and nothing says what the run did"),
     Outcome.NOT_STARTED: ("failed", "it was not handed over to its machine, so its program was never started"),

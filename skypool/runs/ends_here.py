@@ -10,6 +10,7 @@ from skypool.errors import SkypoolError
 from skypool.head import messages, rows
 from skypool.head.states import Entry, Ledger
 from skypool.head.steps import seen_cut_off
+from skypool.processes import host_name
 from skypool.rental import ledger
 from skypool.runs.stored import stored
 from skypool.safety import user_folders
@@ -25,6 +26,8 @@ def note_ends(known: ledger.Ledger) -> None:
     for record in known.open_pools():
         run = record.run
         if run is None or not run.is_given or run.entry.outcome is not None:
+            continue
+        if record.client.host != host_name():  # which may have the same home
             continue
         folder = Path(messages.folder_of(str(user_folders.state()), run.claim))
         try:

@@ -43,10 +43,8 @@ from skypool.runs.program_run import await_end
 _PATIENCE = 5.0
 """Seconds after which an agent that has not answered is asked again."""
 _LATE = 20.0
-"""Seconds by which the machine may end later than is written. Its answer seems late by the time that it has taken, and
+"""Seconds by which the machine may end later than is written. An answer takes time, in which less of the end is left.
 `run_account.ENDING` leaves more time than this."""
-_MINE = (ClientPhase.OWNER, ClientPhase.MARKING, ClientPhase.PREPARING)
-"""The phases in which there is surely no commit."""
 _DECIDED = (ClientPhase.WATCHING, ClientPhase.OVER)
 
 
@@ -141,7 +139,7 @@ class HandingOver:
             except queue.Empty:
                 event = Overdue()
             over = self._owned.over
-            if over is not None and (self._state.phase in _MINE or isinstance(event, Overdue)):
+            if over is not None and (self._state.phase in steps.UNASKED or isinstance(event, Overdue)):
                 self._is_cancelled |= isinstance(event, Interrupt)
                 event = over
             if isinstance(event, SkypoolError):
@@ -154,7 +152,7 @@ class HandingOver:
     def _lose(self, error: SkypoolError) -> None:
         """Cancel the run if it is sure that there is no commit. Otherwise look, or leave the machine to its owner."""
         self.why = str(error)
-        if self._state.phase in _MINE:
+        if self._state.phase in steps.UNASKED:
             self._apply(PoolOver(isinstance(error, TakenOver)))
         elif (found := self._owned.look()) is not None:
             self._step(found)

@@ -35,6 +35,7 @@ class Needs:
         ends: the written end of the run in seconds since 1970, by the clock of the client, which the runner goes by. It
             knows from the agent how many seconds are left until then.
         limit: what ends the run then: "budget" or "lifetime".
+        keep: the seconds before that for which the machine stays after its program.
     """
 
     claim: Claim
@@ -46,6 +47,7 @@ class Needs:
     packages: bytes = field(repr=False)
     ends: float = 0.0
     limit: str = "lifetime"
+    keep: float = 0.0
 
     @classmethod
     def of(cls, claim: Claim, handover: Handover, call: ProgramCall, retries: int, saved: str) -> Needs:

@@ -36,7 +36,7 @@ class OwnedMachine:
         self._pool, self._account = pool, account
         self._place = messages.Place(needs.folder, keep)
         self._engine = pool._sender.working()
-        self._needs = replace(needs, ends=account.ends, limit=account.limit)
+        self._needs = replace(needs, ends=account.ends, limit=account.limit, keep=keep)
         [self._node] = pool.nodes
 
     def follow(self, hear: Callable[[ClientEvent | ConnectionLost], None]) -> None:

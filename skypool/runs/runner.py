@@ -214,7 +214,7 @@ class RunnerProcess:
         # the ledger of a former runner, which may say that the pool has ended; all that counts is in the needs
         removal.remove(user_folders.state() / "ledger")
         self._pool = pool = ComputePool._held(replace(self._needs.handover, heir=heir), console="off")
-        pool._sender.working().limits.for_programs = _TO_END
+        pool._sender.working().limits.for_programs = _TO_END + self._needs.keep
 
     def _limit_pool(self) -> None:
         """End the pool at the written end. The clocks of this machine and of the client may differ."""

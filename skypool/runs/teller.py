@@ -18,6 +18,7 @@ from skypool.files.project import Survey
 from skypool.logs.masking import Masker
 from skypool.model import Offer
 from skypool.offers.ranking import Plan
+from skypool.rental.budget import HEADROOM
 from skypool.runs.rank_lines import RankLines
 from skypool.runs.target import Target
 from skypool.wire.save_orders import DRAIN, FolderState
@@ -35,7 +36,7 @@ def bounds(
 ) -> tuple[float | None, datetime | None]:
     """Return the worst bill in USD, and the latest end in local time. Each is None if there is no limit.
 
-    `spot_price` is the price in USD per hour to which that of a spot machine may rise; None if it stays as it is.
+    `spot_price` is the price in USD per hour to which that of a spot machine may rise; None if only a budget limits it.
     """
     prices = [offer.usd_per_hour * plan.nodes[0] for offer in plan.offers]
     if not any(prices):
@@ -43,7 +44,8 @@ def bounds(
     bills = [] if budget is None else [budget]
     spans = [] if lifetime is None else [lifetime]
     if lifetime is not None:
-        bills.append(plan.nodes[0] * max(_most_usd(offer, lifetime, spot_price) for offer in plan.offers))
+        most = max(_most_usd(offer, lifetime, spot_price, budget is not None) for offer in plan.offers)
+        bills.append(plan.nodes[0] * most)
     if budget and min(prices) > 0:
         spans.append(budget / min(prices) * 3600)
     ends = None
@@ -52,8 +54,11 @@ def bounds(
     return min(bills, default=None), ends
 
 
-def _most_usd(offer: Offer, seconds: float, spot_price: float | None) -> float:
-    price = max(offer.usd_per_hour, spot_price or 0.0) if offer.market == "spot" else offer.usd_per_hour
+def _most_usd(offer: Offer, seconds: float, spot_price: float | None, has_budget: bool) -> float:
+    price = offer.usd_per_hour
+    if offer.market == "spot":
+        caps = [each for each in (spot_price, HEADROOM * price if has_budget else None) if each is not None]
+        price = max(price, min(caps, default=price))
     return price * max(seconds, offer.least_billed) / 3600 + offer.start_usd
 
 
@@ -165,7 +170,8 @@ class Teller(ABC):
     ) -> None:
         """Tell what is rented, and which limits it has. `pool` is the name of the pool to be.
 
-        `spot_price` is the price in USD per hour to which that of a spot machine may rise; None if it stays as it is.
+        `spot_price` is the price in USD per hour to which that of a spot machine may rise; None if only a budget limits
+        it.
         """
         best, nodes = plan.offers[0], plan.nodes[0]
         usd, ends = bounds(plan, budget, lifetime, spot_price)
@@ -201,7 +207,7 @@ class Teller(ABC):
             seconds: after how long the machine ends in any case.
             worst_usd: the most that the pool may cost in all, in US dollars.
         """
-        cost = f" and costs at most {math.ceil(100 * worst_usd) / 100:.2f} USD in all" if worst_usd else ""
+        cost = f" and costs at most {math.ceil(100 * worst_usd - 1e-6) / 100:.2f} USD in all" if worst_usd else ""
         self.note(
             f"detached run {pool} belongs to its machine now, which ends within {span(seconds)}{cost}; its output and "
             f"its end are in {folder} there; `skypool ps` shows it, and `skypool down {pool}` ends it"

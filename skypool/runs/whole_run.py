@@ -207,6 +207,11 @@ class WholeRun:
                 f"{detach} needs machines that end themselves, and {option('best_effort')} takes others, too; leave "
                 "one out"
             )
+        if asked.keep is not None and asked.max_lifetime is not None and asked.keep >= asked.max_lifetime:
+            raise UsageError(
+                f"{option('keep')} is a part of {option('max_lifetime')}, and leaves nothing of it to the program; "
+                f"shorten {option('keep')}, or allow more time"
+            )
         check_size(self._target.words, asked.env)
 
     def _check_machine(self, found: Plan) -> None:
@@ -644,10 +649,16 @@ class WholeRun:
         supply.end_lost()
         heir = secrets.token_urlsafe(32)
         account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST), messages.heir_digest(heir))
+        keep = self._asked.keep or 0.0
+        if account.left <= keep:
+            raise UsageError(
+                f"the run is not handed over, as its {account.limit} ends the machine in {span(account.left)}, and "
+                f"{tell.option('keep')} ({span(keep)}) leaves nothing of that to the program; shorten it, or allow more"
+            )
         needs = Needs.of(claim, pool._handed_over(), call, 0, saved)
         needs.packed()  # a mistake there is told while the machine has no other owner
         tell.stage("the machine, which takes the run over")
-        owned = OwnedMachine(pool, needs, account, self._asked.keep or 0.0)
+        owned = OwnedMachine(pool, needs, account, keep)
         handing = HandingOver(claim, account.left, heir, owned)
         owned.follow(handing.hear)
         said = handing.run()

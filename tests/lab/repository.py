@@ -11,7 +11,9 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,9 +45,8 @@ class Package:
     """Shell that configures it, once it is unpacked."""
 
 
-def build(folder: Path) -> None:
-    """Every repository, below `folder`."""
-    keys = folder / "keys"
+def build(folder: Path, keys: Path) -> None:
+    """Every repository, below `folder`, signed with new keys, which are made in the folder `keys`."""
     distribution, vendor = _key(keys, "Distribution"), _key(keys, "Vendor")
     (folder / "distribution.asc").write_text(_public(keys, distribution))
     _archive(folder / "debian", "bookworm", {"main": _headers(), "non-free": _debian_driver()}, keys, distribution)
@@ -325,7 +326,12 @@ def serve(folder: Path, address: str) -> Iterator[Server]:
     handler = partial(_Handler, directory=str(folder), asked=server.asked)
     with ThreadingHTTPServer((address, 0), handler) as http:
         server.url = f"http://{address}:{http.server_address[1]}"
-        build(folder)
+        keys = Path(tempfile.mkdtemp(prefix="keys-"))  # the paths of the sockets of gpg-agent must be short
+        try:
+            build(folder, keys)
+        finally:
+            subprocess.run(["gpgconf", "--homedir", str(keys), "--kill", "all"], check=False)
+            shutil.rmtree(keys)
         server.keyring = (folder / "distribution.asc").read_text()
         thread = threading.Thread(target=http.serve_forever, daemon=True)
         thread.start()
@@ -334,4 +340,3 @@ def serve(folder: Path, address: str) -> Iterator[Server]:
         finally:
             http.shutdown()
             thread.join()
-            subprocess.run(["gpgconf", "--homedir", str(folder / "keys"), "--kill", "all"], check=False)

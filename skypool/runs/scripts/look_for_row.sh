@@ -10,7 +10,8 @@ done
 if [ -e "$1" ]; then echo agent; else echo no agent; fi
 for file in /proc/sys/kernel/random/boot_id "$2" "$3"; do
     if [ -e "$file" ]; then
-        printf '%s\n' "$(cat "$file")" || exit
+        text=$(cat "$file") || exit
+        printf '%s\n' "$text"
     else
         echo
     fi
