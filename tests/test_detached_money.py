@@ -13,7 +13,7 @@ import pytest
 
 import skypool as sky
 from skypool.cli.run_messages import Json
-from skypool.errors import AccessError, BudgetExceeded, ProviderError, UsageError
+from skypool.errors import AccessError, BudgetExceeded, ProviderError, SkypoolError, UsageError
 from skypool.head.states import Claim, Entry, Outcome
 from skypool.head.states import Ledger as State
 from skypool.model import Market, Need

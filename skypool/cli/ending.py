@@ -102,7 +102,7 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         if each.is_kept(clock.now()) and (doubts or failures or any(each.has(thing) for thing in listed))
     ]
     for each in kept:
-        why = f" ({unheard[each.session]})" if each.session in unheard else ""
+        why = f", so far as is known ({unheard[each.session]})" if each.session in unheard else ""
         output.say(f"pool {name}: {_what_ends(each)}{why}; what it has not saved is lost")
     _confirm(f"End {'run' if kept else 'pool'} {name!r}?", yes)
     if ledger is not None:
