@@ -11,13 +11,15 @@ import typer
 from rich.filesize import decimal
 
 from skypool.cli import output
-from skypool.cli.owner import Name, explained
+from skypool.cli.owner import Name, explained, own_run
 from skypool.console.event_text import span
-from skypool.errors import UsageError
+from skypool.errors import SkypoolError, UsageError
 from skypool.files import transfer
 from skypool.files.progress import Progress
 from skypool.files.transfer import NodeEnd, Transferred
 from skypool.observers import client
+from skypool.runs.looking import working_access
+from skypool.runs.reaching import NotListed
 from skypool.text import plain
 from skypool.wire.transport import SSH, Subprocess
 
@@ -80,11 +82,14 @@ def pull(
     delete: Delete = False,
     checksum: Checksum = False,
 ) -> None:
-    """Fetch a file or a folder from a node of a running pool. What is here is not fetched again."""
+    """Fetch a file or a folder from a node of a running pool. What is here is not fetched again.
+
+    From the machine of a run that belongs to it, also after the run, while the machine is there.
+    """
     try:
         end = _end(pool, node)
     except client.NoOwner as e:
-        raise explained(pool, e) from e
+        end = _end_of_run(pool, node, e)
     here = local or transfer.name_of(remote)
     _say(transfer.pull(end, remote, here, patience=_PATIENCE, delete=delete, checksum=checksum, progress=_shown()))
 
@@ -93,6 +98,20 @@ def _end(pool: str, node: int) -> NodeEnd:
     command = partial(client.command, pool, node)
     is_ssh = command("true")[0] == "ssh"
     return NodeEnd(node, SSH("") if is_ssh else Subprocess(), command)
+
+
+def _end_of_run(name: str, node: int, error: client.NoOwner) -> NodeEnd:
+    """Return the way to the machine of a run that belongs to it. Raises what explains `error` if there is none."""
+    record = own_run(name)
+    if record is None:
+        raise explained(name, error) from error
+    if node:
+        raise UsageError(f"run {name!r} has one node, 0, and no node {node}")
+    try:
+        access = working_access(record, _PATIENCE)
+    except NotListed as e:
+        raise SkypoolError(f"what run {name!r} has written was on its machine: {e}") from e
+    return transfer.end_of(node, access, access.python or "")
 
 
 def _shown() -> Progress:
