@@ -1,4 +1,4 @@
-"""Looking in at a run that belongs to its machine, when its client has gone: `skypool logs`, `wait`, `cancel`, `pull`."""
+"""Looking in at a run that belongs to its machine: `skypool logs`, `wait`, `cancel` and `pull`, without its client."""
 
 from __future__ import annotations
 
@@ -387,5 +387,5 @@ def test_cancel_ends_a_run_and_its_machine_and_the_run_stores_that(project: Proj
     assert f"run {project.name} was cancelled" in out("cancel", project.name)
     status = project.ends()
     assert (status.outcome, status.returncode) == (Outcome.CANCELLED, 130)
-    assert f"nothing was cancelled: run {project.name} was cancelled" in out("cancel", project.name)
+    assert f"nothing to cancel: run {project.name} was cancelled" in out("cancel", project.name)
     assert "was cancelled" in out("wait", project.name, status=130)

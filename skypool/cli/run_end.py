@@ -123,7 +123,7 @@ def _tell(record: Record, end: RunEnd, as_json: bool, **more: bool) -> None:
     if as_json:
         output.data({**_data(record, end), "status": status_of(end), **more})
         return
-    before = "nothing was cancelled: " if more.get("was_over") else ""
+    before = "nothing to cancel: " if more.get("was_over") else ""
     output.say(f"{before}{told(record.pool, end)}{what_is_left(record, time.time())}")
 
 
