@@ -370,6 +370,7 @@ def test_a_run_is_looked_at_from_other_terminals_until_its_end_and_after_it(proj
     assert b"rror" not in head.stderr.read()
     head.stderr.close()
     os.kill(slow.pid, signal.SIGSTOP)
+    assert out("shell", project.name, "--", "pwd") == f"{project.copy.resolve()}\n"
     assert "not over after 1s" in out("wait", project.name, "--timeout", "1s", status=124)
     out("pull", project.name, "began", str(tmp_path / "fetched"))
     assert (tmp_path / "fetched").exists()
@@ -383,6 +384,9 @@ def test_a_run_is_looked_at_from_other_terminals_until_its_end_and_after_it(proj
     assert json.loads(out("wait", project.name, "--json", status=3))["returncode"] == 3
     out("pull", project.name, "result1", str(tmp_path / "one"))
     assert (tmp_path / "one").read_text() == "1" * 9
+    assert out("shell", project.name, "--", "pwd") == f"{project.copy.resolve()}\n"
+    out("push", project.name, str(tmp_path / "one"), "two")
+    assert (project.copy / "two").read_text() == "1" * 9
     os.kill(slow.pid, signal.SIGCONT)
     said, _ = slow.communicate(timeout=60)
     assert sorted(said.decode().splitlines()) == sorted(followed.splitlines())

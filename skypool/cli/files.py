@@ -11,15 +11,13 @@ import typer
 from rich.filesize import decimal
 
 from skypool.cli import output
-from skypool.cli.owner import Name, explained, own_run
+from skypool.cli.owner import Name, access_to_run, explained, own_run
 from skypool.console.event_text import span
-from skypool.errors import SkypoolError, UsageError
+from skypool.errors import UsageError
 from skypool.files import transfer
 from skypool.files.progress import Progress
 from skypool.files.transfer import NodeEnd, Transferred
 from skypool.observers import client
-from skypool.runs.looking import working_access
-from skypool.runs.reaching import NotListed
 from skypool.text import plain
 from skypool.wire.transport import SSH, Subprocess
 
@@ -56,7 +54,7 @@ def push(
         ready = [each["node"] for each in client.info(pool)["nodes"] if each["state"] == "ready"]
         ends = [_end(pool, each) for each in dict.fromkeys(node or ready)]
     except client.NoOwner as e:
-        raise explained(pool, e) from e
+        ends = [_end_of_run(pool, each, e) for each in dict.fromkeys(node or [0])]
     if not ends:
         raise UsageError(f"pool {pool!r} has no node that is ready; see `skypool ps`")
     _say(
@@ -105,12 +103,7 @@ def _end_of_run(name: str, node: int, error: client.NoOwner) -> NodeEnd:
     record = own_run(name)
     if record is None:
         raise explained(name, error) from error
-    if node:
-        raise UsageError(f"run {name!r} has one node, 0, and no node {node}")
-    try:
-        access = working_access(record, _PATIENCE)
-    except NotListed as e:
-        raise SkypoolError(f"what run {name!r} has written was on its machine: {e}") from e
+    access = access_to_run(record, node)
     return transfer.end_of(node, access, access.python or "")
 
 

@@ -1,6 +1,6 @@
 """`Name`: the argument that names a running pool. `explained`: the error if the process that runs it is silent.
 
-`own_run` finds a run that belongs to its machine, which no process here runs.
+`own_run` finds a run that belongs to its machine, which no process here runs, and `access_to_run` the way there.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ import typer
 from skypool.cli import output
 from skypool.errors import LedgerError, SkypoolError, UsageError, nearest
 from skypool.head.states import Ledger as State
+from skypool.model import Access
 from skypool.observers import client, pool_sockets
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import spelt
 from skypool.rental.records import Record, newest
+from skypool.runs.looking import working_access
+from skypool.runs.reaching import NotListed
 
+_PATIENCE = 8.0
+"""Seconds in which the machine of a run must be reached."""
 Name = Annotated[str, typer.Argument(help="Name of a pool, as `skypool ps` shows it.", callback=spelt)]
 
 
@@ -81,3 +86,16 @@ def run_named(name: str) -> Record:
     close = nearest(name, known)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     raise UsageError(f"there is no run {name!r}; `skypool ps` lists runs{hint}")
+
+
+def access_to_run(record: Record, node: int) -> Access:
+    """Return how the machine of a run is reached, where commands begin where its program does.
+
+    Raises UsageError for another node than 0, and SkypoolError if the machine has ended or cannot be reached.
+    """
+    if node:
+        raise UsageError(f"run {record.pool!r} has one node, 0, and no node {node}")
+    try:
+        return working_access(record, _PATIENCE)
+    except NotListed as e:
+        raise SkypoolError(f"what run {record.pool!r} has written was on its machine: {e}") from e

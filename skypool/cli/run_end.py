@@ -100,10 +100,10 @@ def told(name: str, end: RunEnd) -> str:
     status = end.status
     word, _ = WORDS[end.outcome]
     match end.outcome:
-        case Outcome.ENDED if status is None or status.returncode is None:
-            return f"run {name} ended by itself, and its exit status is not known here"
-        case Outcome.ENDED:
+        case Outcome.ENDED if status is not None and status.returncode is not None:
             return f"run {name} ended with status {status.returncode}"
+        case Outcome.ENDED:
+            return f"run {name} ended by itself, and its exit status is not known here"
         case Outcome.CANCELLED if status is not None and status.limit:
             return f"run {name} was stopped before its {status.limit} would have ended its machine"
         case Outcome.CANCELLED:
