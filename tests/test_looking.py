@@ -312,6 +312,29 @@ def test_logs_of_a_machine_that_has_ended_say_that_its_output_is_gone(machine: M
     )
 
 
+def test_logs_end_when_the_machine_was_rebooted_and_show_nothing_of_an_earlier_run(machine: Machine) -> None:
+    machine.files().write(1, b"one\n")
+    (machine.place / "row.json").unlink()
+    write_row(machine.place, CLAIM, boot="an earlier one")
+    said = invoke("logs", "-f", "train")
+    assert said.stdout == "one\n"
+    assert "run train was interrupted: its agent has ended, or its machine was rebooted" in said.stderr
+    (machine.place / "row.json").unlink()
+    write_row(machine.place, CLAIM, messages.heir_digest("of an earlier run"))
+    assert invoke("logs", "train").stdout == ""
+
+
+def test_who_waits_hears_that_another_terminal_ends_the_machine(machine: Machine) -> None:
+    machine.cloud.control.kill(machine.cloud.instances(pool="train")[0])
+    shutil.rmtree(machine.place)
+    known, session = Ledger.here(), record_of().session
+    known.ending("train")
+    mark = threading.Timer(1.0, known.mark, [session, Entry(State.ENDED, Outcome.CANCELLED)])
+    mark.start()
+    assert await_end(record_of(), Ledger.here(), lambda why: None) == RunEnd(Outcome.CANCELLED)
+    mark.join()
+
+
 def test_wait_and_cancel_refuse_what_is_no_run_of_its_machine(machine: Machine) -> None:
     for command in ("wait", "cancel"):
         with pytest.raises(SkypoolError, match=r"there is no run 'trian'; .* did you mean train\?"):

@@ -45,15 +45,16 @@ def lines(record: Record, follow: bool) -> Iterator[LogLine | None]:
     made = _Lines(name)
     lost = ""
     look = RunLook(record, output=True, follow=follow, patience=math.inf if follow else _PATIENCE)
-    found = None
+    end, is_first = None, True
     for each in look:
         match each:
-            case Seen():
-                if found is None:
-                    line = record.lines[0]
+            case Seen(found, about):
+                if is_first:
+                    line, is_first = record.lines[0], False
                     output.note(f"from the machine of run {name}, {line.provider} {line.id}:")
-                found, made.has_ranks = each.found, each.about is not None and each.about.procs is not None
+                made.has_ranks = about is not None and about.procs is not None
                 note_found(known, record, found)
+                end = end_of(found, is_detached)
             case Printed():
                 yield from made.feed(each)
             case Missing():
@@ -64,9 +65,11 @@ def lines(record: Record, follow: bool) -> Iterator[LogLine | None]:
                 lost = each.lost
                 output.check_reader()
                 yield None
+                if end is not None and not each.lost:  # as after a reboot of the machine
+                    break
     yield from made.finish()
     yield None
-    if follow and found is not None and (end := end_of(found, is_detached)) is not None:
+    if follow and end is not None:
         output.note(told(name, end) + what_is_left(known.record(record.session) or record, time.time()))
 
 

@@ -49,6 +49,8 @@ _PAUSES = 1.0, 10.0
 """The shortest and the longest pause in seconds before the next connection."""
 _TO_END = 0.5
 """Seconds in which a command whose connection was lost ends, and says why."""
+_TO_DOWN, _LOOK = 30.0, 0.2
+"""Seconds in which another process has written down the end of a machine, and between two looks for that."""
 _MOST = 4 << 20
 """The most bytes of a message."""
 FINAL = (NotListed, LoginRefused, HostKeyMismatch, CredentialsError, UsageError, ProtocolError)
@@ -59,7 +61,10 @@ _PYTHON = 'case $python in "") python=python3 ;; esac\n'
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the machine has of the run. It comes first, and whenever it changes. `about` is None if it is not there."""
+    """What the machine has of the run. It comes first, and whenever it changes.
+
+    `about` is None if the row of the run is not there, or nothing about the program.
+    """
 
     found: Found
     about: About | None
@@ -137,6 +142,7 @@ class RunLook:
         self.access: Access | None = None
         self._positions: dict[tuple[int, int], _Position] = {}
         self._records: dict[tuple[int, int], Records] = {}
+        self._has_row = False
         self._moved = time.monotonic()
 
     def __iter__(self) -> Iterator[Shown]:
@@ -187,7 +193,7 @@ class RunLook:
                         yield Idle()
                     case look_end.OVER:
                         return
-                    case _:
+                    case _ if self._has_row:  # else it is of an earlier run of that name
                         yield from self._process(kind, (attempt, rank), (where[0], where[1]), data)
                 self._check_time()
 
@@ -203,7 +209,8 @@ class RunLook:
                 row=str(said["row"]),
                 end=str(said["status"]),
             )
-            return Seen(found, About.parsed(said["about"]))
+            self._has_row = found.has_row
+            return Seen(found, About.parsed(said["about"]) if found.has_row else None)
         except (KeyError, SkypoolError, TypeError, ValueError) as e:  # such as a damaged file
             raise ProtocolError(f"run {self._record.pool}: {e}") from e
 
@@ -346,6 +353,15 @@ def note_found(known: Ledger, record: Record, found: Found) -> None:
 
 
 def lost_end(known: Ledger, record: Record) -> RunEnd:
-    """Return how a run has ended whose machine is not listed any more: another process may have heard it."""
-    record = known.record(record.session) or record
+    """Return how a run has ended whose machine is not listed any more: another process may have heard it.
+
+    Waits for one that ends the machine just now, such as `skypool down`, for 30 s at most.
+    """
+    until = time.monotonic() + _TO_DOWN
+    while True:
+        record = known.record(record.session) or record
+        is_ending = record.ending is not None and record.ended is None and run_of(record).entry.outcome is None
+        if not is_ending or time.monotonic() > until:
+            break
+        time.sleep(_LOOK)
     return known_end(record) or RunEnd(run_of(record).entry.outcome or Outcome.LOST)
