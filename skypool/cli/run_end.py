@@ -57,7 +57,7 @@ def wait(
         else:
             output.say(f"run {run} is not over after {timeout}")
         raise typer.Exit(TIMED_OUT) from None
-    _tell(known.record(record.session) or record, end, as_json)
+    _tell(known.record(record.session) or record, end, as_json, status=status_of(end))
     raise typer.Exit(status_of(end))
 
 
@@ -119,12 +119,16 @@ def _why(end: RunEnd) -> str:
     return end.status.why if end.status is not None and end.status.why else WORDS[end.outcome][1]
 
 
-def _tell(record: Record, end: RunEnd, as_json: bool, **more: bool) -> None:
+def _tell(
+    record: Record, end: RunEnd, as_json: bool, *, was_over: bool | None = None, status: int | None = None
+) -> None:
+    """Tell how a run has ended. What is None is not part of the JSON object."""
     if as_json:
-        output.data({**_data(record, end), "status": status_of(end), **more})
-        return
-    before = "nothing to cancel: " if more.get("was_over") else ""
-    output.say(f"{before}{told(record.pool, end)}{what_is_left(record, time.time())}")
+        more = {name: value for name, value in {"status": status, "was_over": was_over}.items() if value is not None}
+        output.data({**_data(record, end), **more})
+    else:
+        before = "nothing to cancel: " if was_over else ""
+        output.say(f"{before}{told(record.pool, end)}{what_is_left(record, time.time())}")
 
 
 def _data(record: Record, end: RunEnd | None) -> dict[str, object]:
