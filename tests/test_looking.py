@@ -341,7 +341,7 @@ def test_wait_and_cancel_refuse_what_is_no_run_of_its_machine(machine: Machine) 
             CliRunner().invoke(cli.build(command), [command, "trian"], catch_exceptions=False)
 
 
-def test_an_agent_is_told_that_its_run_is_cancelled(
+def test_an_agent_of_another_version_is_told_that_its_run_is_cancelled(
     machine: Machine, started: Callable[..., Head], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed(machine.cloud, "train-7")
@@ -349,13 +349,18 @@ def test_an_agent_is_told_that_its_run_is_cancelled(
     head = started()
     access = Access(Subprocess(), python=sys.executable, folder=str(head.folder), spool="")
     monkeypatch.setattr(cancelling, "reached", lambda record, until: access)
+    stored.describe(Path(messages.folder_of(str(machine.place.parent.parent), Claim("train-7"))), About(None, "/", ""))
     head.commit()
     head.ran()
     claim, soon = Claim("train-7"), time.monotonic() + 60
-    for message, is_cancelled in ((Ask(claim), False), (CancelRun(claim), True)):
-        status = tell(record, message, soon)
-        assert status is not None
-        assert (status.stage, status.is_cancelled) == (Stage.COMMITTED, is_cancelled)
+    with monkeypatch.context() as upgraded:
+        upgraded.setattr(cancelling, "WIRE_VERSION", 99)
+        for message, is_cancelled in ((Ask(claim), False), (CancelRun(claim), True)):
+            status = tell(record, message, soon)
+            assert status is not None
+            assert (status.stage, status.is_cancelled) == (Stage.COMMITTED, is_cancelled)
+        with pytest.raises(ConnectionLost):  # nothing says the version of the agent
+            tell(record, CancelRun(Claim("other")), soon)
     other = tell(record, CancelRun(Claim("other")), soon)
     assert other is not None
     assert other.stage is Stage.OTHER

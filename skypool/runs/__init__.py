@@ -25,7 +25,7 @@ A run that is handed over to its machine, by the state machines of `head`:
 - `machine_look`: looks what is there of a run on its machine.
 - `reaching`: finds the way to the machine of a run. `looking`: looks in at a run there, through lost connections.
   `look_end`: sends what the machine has.
-- `cancelling`: cancels a run through its agent. `agent_door`: connects to that on the machine.
+- `cancelling`: cancels a run through its agent. `agent_door`: talks to that on the machine.
 - `asking`: asks machines how their runs stand, and records it. `ends_here` does so for runs on this computer.
 - `stored`: the run's folder on its machine, and the file there that says how the run has ended.
 

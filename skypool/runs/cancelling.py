@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
 from collections.abc import Callable
 
@@ -10,11 +12,13 @@ from skypool.head import messages
 from skypool.head.states import CancelRun, Stage, Status, ToAgent
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record
+from skypool.runs import stored
 from skypool.runs.follow import exactly
 from skypool.runs.looking import FINAL, SILENT, RunEnd, await_end, known_end, lost_end, reached, run_of, started
 from skypool.runs.reaching import NotListed
+from skypool.shipping.package_zip import shell_path
 from skypool.text import one_line
-from skypool.wire.frames import Decoder, Kind, frame, header_of
+from skypool.wire.frames import WIRE_VERSION, Kind
 
 _TO_TELL = 60.0
 """Seconds in which the agent must have been told."""
@@ -22,8 +26,10 @@ _TO_STOP = 120.0
 """Seconds in which the run must be over then. Its program has 5 s to end, and a runner that is stuck is replaced."""
 _AGAIN = 1.0
 """Seconds between two attempts to tell the agent."""
-_DOOR = ("safety.peers", "agent.agent_socket", "agent.holder", "runs.agent_door")
-"""The modules that connect to the agent of a machine."""
+_DOOR = ("safety.peers", "agent.agent_socket", "runs.agent_door")
+"""The modules that talk to the agent of a machine."""
+_MOST = 64 << 10
+"""The most bytes of its answer."""
 
 
 def cancel(record: Record, known: Ledger, hear: Callable[[str], object]) -> tuple[RunEnd, bool]:
@@ -92,17 +98,12 @@ def tell(record: Record, message: ToAgent, until: float) -> Status | None:
         Exception: whatever its driver raises if the provider cannot be asked.
     """
     access = reached(record, until)
-    with started(access, _DOOR, '"$folder"') as stream:
+    about = shell_path(f"{stored.place_of(access, message.claim)}/{stored.ABOUT}")
+    said = shlex.quote(json.dumps(messages.to_json(message)))
+    words = f'"$folder" {about} {WIRE_VERSION} {int(Kind.HANDOVER)} {int(Kind.HANDED)} {said}'
+    with started(access, _DOOR, words) as stream:
         stream.socket.settimeout(max(0.01, min(SILENT, until - time.monotonic())))
-        stream.socket.sendall(b"".join(frame(Kind.HANDOVER, messages.to_json(message))))
-        if exactly(stream, 1) == b"g":  # "gone", in place of "ready"
-            return None
-        exactly(stream, len(b"eady\n"))
-        decoder = Decoder()
-        while True:
-            n = stream.socket.recv_into(decoder.space())
-            if not n:
-                raise EOFError
-            for each in decoder.advance(n):
-                if each.kind is Kind.HANDED:
-                    return messages.status(header_of(each))
+        line = b""
+        while not line.endswith(b"\n") and len(line) < _MOST:
+            line += exactly(stream, 1)
+    return None if line == b"\n" else messages.status(json.loads(line))

@@ -21,6 +21,7 @@ from skypool.model import Access
 from skypool.runs.output_files import END, END_FILE
 from skypool.safety import durable, private, user_folders
 from skypool.text import one_line
+from skypool.wire.frames import WIRE_VERSION
 from skypool.wire.transport import Subprocess
 
 STATUS = "status.json"
@@ -122,8 +123,9 @@ class About:
 
 def describe(folder: Path, about: About) -> None:
     """Write what runs there, unless a former runner has done that. Raises OSError if it cannot be written."""
+    said = {"version": _VERSION, "wire": WIRE_VERSION, **asdict(about)}  # whoever talks to the agent needs the latter
     with contextlib.suppress(FileExistsError):
-        durable.write_new(private.folder(folder) / ABOUT, json.dumps({"version": _VERSION, **asdict(about)}).encode())
+        durable.write_new(private.folder(folder) / ABOUT, json.dumps(said).encode())
 
 
 def place_of(access: Access, claim: Claim) -> str:
