@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from skypool.runs.whole_run import Asked, WholeRun
 from tests.conftest import eventually
 from tests.handed_runs import record_of
 from tests.lab.machines import Lab
+from tests.test_detached_run import skypool
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -88,4 +91,48 @@ def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the
             data = each.read_bytes()
             assert key not in data, each
             assert token.encode() not in data, each
+    machine.destroy()
+
+
+LINES = """import os, time
+print("began", flush=True)
+for number in range(150):
+    print("line", number, flush=True)
+    time.sleep(0.2)
+raise SystemExit(3)
+"""
+
+
+def test_who_looks_in_gets_all_output_once_and_the_end_although_its_network_was_lost(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = lab.machine(keys=[lab.public_key])
+    machine.wait_for_ssh()
+    name = f"cut-{secrets.token_hex(3)}"
+    project = tmp_path / name
+    project.mkdir()
+    (project / "train.py").write_text(LINES)
+    monkeypatch.chdir(project)
+    ssh = sky.SSH(
+        hosts=[sky.Host(machine.address, host_key=machine.host_key)], user="root", identity=str(lab.client_key)
+    )
+    asked = Asked({"provider": ssh}, name=name, max_lifetime=300.0, yes=True, detach=True)
+    whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
+    whole.check()
+    assert whole.run() == 0
+    printed = tmp_path / "printed"
+    with printed.open("wb") as file:
+        logs = subprocess.Popen(skypool("logs", "-f", name), stdout=file, stderr=subprocess.PIPE, text=True)
+    waits = subprocess.Popen(skypool("wait", name), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    eventually(lambda: printed.read_text().startswith("began\n"), 60, "the first line")
+    machine.cut()
+    time.sleep(45)
+    machine.mend()
+    _, notes = logs.communicate(timeout=120)
+    assert printed.read_text().splitlines() == ["began", *(f"line {number}" for number in range(150))]
+    assert "the machine cannot be reached now, and is tried again" in notes
+    ended, _ = waits.communicate(timeout=60)
+    assert (waits.returncode, f"run {name} ended with status 3" in ended) == (3, True)
+    done = subprocess.run(skypool("logs", name), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == printed.read_text(), "the node has ended, and its host is still there"
     machine.destroy()

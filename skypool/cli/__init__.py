@@ -5,6 +5,7 @@
   `unfinished_uploads`: what gc does about buckets.
 - `doctor`: `skypool doctor`; `prove`: `skypool prove`; `setup`: `skypool setup`.
 - `run`: `skypool run`; `run_messages`: what it tells. `shell`, `forward`, `health`, `logs`, `report`: as named.
+- `run_end`: `skypool wait`, `cancel`, for a run that belongs to its machine; `run_logs`: what `logs` prints of one.
 - `files`: `skypool push`, `pull`.
 - `owner`: how commands name a running pool, and what they say if its owner cannot be asked.
 - `top`: `skypool top`, with `top_survey` (asks the pools), `top_lines` (lays them out) and `top_app` (full screen).
@@ -53,6 +54,7 @@ _COMMANDS = {
     "health": ("health",),
     "files": ("push", "pull"),
     "logs": ("logs",),
+    "run_end": ("wait", "cancel"),
     "report": ("report",),
     "stack": ("stack",),
     "top": ("top",),

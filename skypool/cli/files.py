@@ -11,7 +11,7 @@ import typer
 from rich.filesize import decimal
 
 from skypool.cli import output
-from skypool.cli.owner import Name, explained
+from skypool.cli.owner import Name, access_to_run, explained, own_run
 from skypool.console.event_text import span
 from skypool.errors import UsageError
 from skypool.files import transfer
@@ -54,7 +54,7 @@ def push(
         ready = [each["node"] for each in client.info(pool)["nodes"] if each["state"] == "ready"]
         ends = [_end(pool, each) for each in dict.fromkeys(node or ready)]
     except client.NoOwner as e:
-        raise explained(pool, e) from e
+        ends = [_end_of_run(pool, each, e) for each in dict.fromkeys(node or [0])]
     if not ends:
         raise UsageError(f"pool {pool!r} has no node that is ready; see `skypool ps`")
     _say(
@@ -80,11 +80,14 @@ def pull(
     delete: Delete = False,
     checksum: Checksum = False,
 ) -> None:
-    """Fetch a file or a folder from a node of a running pool. What is here is not fetched again."""
+    """Fetch a file or a folder from a node of a running pool. What is here is not fetched again.
+
+    From the machine of a run that belongs to it, also after the run, while the machine is there.
+    """
     try:
         end = _end(pool, node)
     except client.NoOwner as e:
-        raise explained(pool, e) from e
+        end = _end_of_run(pool, node, e)
     here = local or transfer.name_of(remote)
     _say(transfer.pull(end, remote, here, patience=_PATIENCE, delete=delete, checksum=checksum, progress=_shown()))
 
@@ -93,6 +96,15 @@ def _end(pool: str, node: int) -> NodeEnd:
     command = partial(client.command, pool, node)
     is_ssh = command("true")[0] == "ssh"
     return NodeEnd(node, SSH("") if is_ssh else Subprocess(), command)
+
+
+def _end_of_run(name: str, node: int, error: client.NoOwner) -> NodeEnd:
+    """Return the way to the machine of a run that belongs to it. Raises what explains `error` if there is none."""
+    record = own_run(name)
+    if record is None:
+        raise explained(name, error) from error
+    access = access_to_run(record, node)
+    return transfer.end_of(node, access, access.python or "")
 
 
 def _shown() -> Progress:

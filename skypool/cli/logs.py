@@ -21,8 +21,8 @@ from typing import Annotated
 import typer
 
 from skypool.checks import seconds
-from skypool.cli import output
-from skypool.cli.owner import explained
+from skypool.cli import output, run_logs
+from skypool.cli.owner import explained, own_run
 from skypool.errors import LedgerError, UsageError
 from skypool.logs import files, reader
 from skypool.logs.reader import Assembler, LogLine
@@ -30,6 +30,7 @@ from skypool.observers import client
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import spelt
 from skypool.rental.records import Record
+from skypool.runs.reaching import NotListed
 
 _MOST_LISTED = 30
 """The most pools in the list for a person."""
@@ -73,6 +74,8 @@ def logs(
         return
     pattern = _pattern(grep)
     begin = 0.0 if since is None else _time(since)
+    if (record := own_run(pool)) is not None and _print_run(record, node, call, since, follow, pattern, tail, as_json):
+        return
     try:
         runs = files.runs(pool)
         running = _running(pool)
@@ -86,6 +89,32 @@ def logs(
         return
     except client.NoOwner as e:
         raise explained(pool, e) from e
+
+
+def _print_run(
+    record: Record,
+    node: int | None,
+    call: str | None,
+    since: str | None,
+    follow: bool,
+    pattern: re.Pattern[str] | None,
+    tail: int | None,
+    as_json: bool,
+) -> bool:
+    """Print what a run prints that belongs to its machine. Return False if nothing is left of it, as that has ended."""
+    run_logs.check(node, call, since)
+    try:
+        for line in _last(_matching(run_logs.lines(record, follow), pattern), tail):
+            _print(line, as_json)
+    except KeyboardInterrupt:
+        return True
+    except NotListed as e:
+        output.warn(
+            f"what run {record.pool} has printed was on its machine: {e}. What its client was told until it handed the "
+            "run over is here"
+        )
+        return False
+    return True
 
 
 def _list(as_json: bool) -> None:
@@ -216,8 +245,8 @@ def _print(line: LogLine, as_json: bool) -> None:
     """Print a line of output, marked with its place, on the stream that it came from, and other lines on stderr."""
     if as_json:
         sys.stdout.write(json.dumps(line.to_json(), ensure_ascii=False) + "\n")
-    elif line.place:
+    elif line.place or line.record["event"] == "Output":
         stream = sys.stderr if line.record.get("stream") == 2 else sys.stdout
-        stream.write(f"[{line.place}] {line.text}\n")
+        stream.write(f"[{line.place}] {line.text}\n" if line.place else f"{line.text}\n")
     else:
         output.note(line.text)

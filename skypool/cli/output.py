@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import select
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -66,3 +69,11 @@ def data(value: object) -> None:
 def utc(time: float) -> str:
     """Return a time in seconds since 1970 as JSON documents and tables have it, such as "2026-08-20T09:30:00Z"."""
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def check_reader() -> None:
+    """Raise BrokenPipeError if stdout is a pipe, socket or terminal that nobody reads any more."""
+    ready = select.poll()
+    ready.register(1, 0)
+    if any(events & (select.POLLERR | select.POLLHUP) for _, events in ready.poll(0)):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))

@@ -1,4 +1,7 @@
-"""`Name`: the argument that names a running pool. `explained`: the error if the process that runs it is silent."""
+"""`Name`: the argument that names a running pool. `explained`: the error if the process that runs it is silent.
+
+`own_run` finds a run that belongs to its machine, which no process here runs, and `access_to_run` the way there.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,17 @@ import typer
 
 from skypool.cli import output
 from skypool.errors import LedgerError, SkypoolError, UsageError, nearest
+from skypool.head.states import Ledger as State
+from skypool.model import Access
 from skypool.observers import client, pool_sockets
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import spelt
-from skypool.rental.records import newest
+from skypool.rental.records import Record, newest
+from skypool.runs.looking import working_access
+from skypool.runs.reaching import NotListed
 
+_PATIENCE = 8.0
+"""Seconds in which the machine of a run must be reached."""
 Name = Annotated[str, typer.Argument(help="Name of a pool, as `skypool ps` shows it.", callback=spelt)]
 
 
@@ -37,8 +46,9 @@ def explained(pool: str, error: client.NoOwner) -> SkypoolError:
         )
     if record is not None and state == "detached":
         return SkypoolError(
-            f"run {pool!r} belongs to its machine, and no process here runs it; `skypool ps` shows it, `skypool shell "
-            f"{pool}` reaches its machine, and `skypool down {pool}` ends it"
+            f"run {pool!r} belongs to its machine, and no process here runs it; `skypool logs {pool}` prints what it "
+            f"prints, `skypool pull {pool} FOLDER` fetches files, `skypool shell {pool}` reaches its machine, and "
+            f"`skypool cancel {pool}` ends the run"
         )
     if record is not None and state in ("live", "ending"):
         return SkypoolError(
@@ -49,3 +59,43 @@ def explained(pool: str, error: client.NoOwner) -> SkypoolError:
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     ended = "has ended" if record is not None else "does not exist"
     return UsageError(f"pool {pool!r} {ended}; `skypool ps` lists the running pools{hint}")
+
+
+def own_run(name: str) -> Record | None:
+    """Return the pool of the newest run of this name if that belongs to its machine, or did so, else None."""
+    try:
+        record = newest(Ledger.here(output.warn).pools(name))
+    except LedgerError as e:
+        output.warn(f"it is not known whether run {name!r} belongs to its machine: {e}")
+        return None
+    return (
+        record if record is not None and record.run is not None and record.run.entry.state is not State.LIVE else None
+    )
+
+
+def run_named(name: str) -> Record:
+    """Return the pool of a run that belongs to its machine, or did so. Raises UsageError if there is none."""
+    if (found := own_run(name)) is not None:
+        return found
+    known = {each.pool for each in Ledger.here().pools()}
+    if name in known:
+        raise UsageError(
+            f"{name!r} does not belong to its machine, but to the process that has started it; runs that `skypool run "
+            "--detach` has started belong to theirs"
+        )
+    close = nearest(name, known)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise UsageError(f"there is no run {name!r}; `skypool ps` lists runs{hint}")
+
+
+def access_to_run(record: Record, node: int) -> Access:
+    """Return how the machine of a run is reached, where commands begin where its program does.
+
+    Raises UsageError for another node than 0, and SkypoolError if the machine has ended or cannot be reached.
+    """
+    if node:
+        raise UsageError(f"run {record.pool!r} has one node, 0, and no node {node}")
+    try:
+        return working_access(record, _PATIENCE)
+    except NotListed as e:
+        raise SkypoolError(f"what run {record.pool!r} has written was on its machine: {e}") from e

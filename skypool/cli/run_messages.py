@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from skypool.cli import output
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.files.project import Survey
 from skypool.offers.ranking import Plan
@@ -51,14 +52,6 @@ def _open_if_closed(fd: int) -> None:
             os.close(null)
 
 
-def _check_reader() -> None:
-    """Raise BrokenPipeError if stdout is a pipe, socket or terminal that nobody reads any more."""
-    ready = select.poll()
-    ready.register(1, 0)
-    if any(events & (select.POLLERR | select.POLLHUP) for _, events in ready.poll(0)):
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
 class Lines(Teller):
     """Tells a person what happens: on stderr, as stdout is the program's.
 
@@ -79,7 +72,7 @@ class Lines(Teller):
         for fd in _NAMES:
             _open_if_closed(fd)
         self._decoders = {each: codecs.getincrementaldecoder("utf-8")("replace") for each in _NAMES}
-        self._out = OutputSpool(self._show, lambda _: self.on_failure(), _check_reader)
+        self._out = OutputSpool(self._show, lambda _: self.on_failure(), output.check_reader)
         self._err = self._out if self._is_one() else OutputSpool(self._show, lambda _: None)
 
     def _is_one(self) -> bool:

@@ -1,6 +1,7 @@
 """`skypool shell`: open a terminal on a node of a running pool, or run one command there.
 
-The process that runs the pool knows how the nodes are reached. If it cannot be asked, the providers are asked.
+The process that runs the pool knows how the nodes are reached. If it cannot be asked, the providers are asked. On the
+machine of a run that belongs to it, the shell begins where its program does, also after the run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated
 import typer
 
 from skypool.cli import output
-from skypool.cli.owner import Name
+from skypool.cli.owner import Name, access_to_run, own_run
 from skypool.errors import SkypoolError, UsageError
 from skypool.link.reach import local_command
 from skypool.model import Access, Instance
@@ -52,7 +53,8 @@ def shell(
     try:
         argv = client.command(pool, node, where + run, terminal, ports)
     except client.NoOwner:  # its process is gone, stopped, or on another computer
-        argv = local_command(_access(pool, node), "", where + run, terminal, ports)
+        access = _access(pool, node) if (own := own_run(pool)) is None else access_to_run(own, node)
+        argv = local_command(access, access.python or "", where + run, terminal, ports)
     try:
         os.execvp(argv[0], argv)  # replaces this process, so signals and the exit status are the program's own
     except FileNotFoundError as e:

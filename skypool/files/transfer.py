@@ -29,6 +29,7 @@ from skypool.text import plain
 from skypool.wire.transport import CommandStream, Transport, refusal
 
 _MODULES = ("frames", "entries", "safe_writing", "open_files", "receiving", "sending", "node_end")
+"""The modules of a node's end of a transfer."""
 _LONGEST_PAUSE = 8.0
 """The longest pause in seconds between two connections."""
 _FRUITLESS = 10
@@ -63,7 +64,7 @@ class NodeEnd:
         """Start the node's end, which works at `path`, and yield the connection to it."""
         if self.folder:
             path = os.path.normpath(os.path.join(self.folder, path))
-        loader, program = _programs()
+        loader, program = node_program(*(f"files.{each}" for each in _MODULES))
         words = shlex.join([str(len(program)), role, path, json.dumps(options)])
         script = f'cd "$cwd" && exec "$python" -c {shlex.quote(loader)} {words} 3>&1 1>&2'
         try:
@@ -80,11 +81,20 @@ class NodeEnd:
 
 
 @cache
-def _programs() -> tuple[str, bytes]:
-    """Return the program that begins a node's end, and the modules that it reads, which are too long for a command."""
-    folder = files("skypool") / "files"
-    modules = {f"skypool.files.{each}": (folder / f"{each}.py").read_text() for each in _MODULES}
-    return NOT_FROM_HERE + (folder / "node_loader.py").read_text(), zlib.compress(json.dumps(modules).encode())
+def node_program(*modules: str) -> tuple[str, bytes]:
+    """Return a program for a node's Python, and what it reads from stdin first: modules, too long for a command.
+
+    Args:
+        modules: the names of these modules of skypool, such as "files.frames", each after those that it imports. The
+            last one has a function `main`, which is called with the arguments of the program but the first. The first
+            argument is the number of bytes to read.
+    """
+    texts = {}
+    for each in modules:
+        package, _, name = each.rpartition(".")
+        texts[f"skypool.{each}"] = (files("skypool") / package / f"{name}.py").read_text("utf-8")
+    loader = (files("skypool") / "files" / "node_loader.py").read_text("utf-8")
+    return NOT_FROM_HERE + loader, zlib.compress(json.dumps(texts).encode())
 
 
 def end_of(node: int, access: Access, python: str, spares: Spares | None = None) -> NodeEnd:

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from skypool.head.states import Ledger, Outcome
-from skypool.rental.records import Record, RunRecord
+from skypool.rental.records import Record
 
 Word = Literal["starting", "running", "draining", "ended", "failed", "cancelled", "interrupted", "lost"]
 
-_WORDS: dict[Outcome, tuple[Word, str]] = {
+WORDS: dict[Outcome, tuple[Word, str]] = {
     Outcome.ENDED: ("ended", "its program has ended by itself"),
     Outcome.FAILED: ("failed", "its program could not be started, or was lost"),
     Outcome.CANCELLED: ("cancelled", "a user, its budget or its lifetime has stopped it"),
@@ -48,15 +48,15 @@ def state_of(record: Record, now: float) -> RunState | None:
         return None
     seen = "" if run.seen is None else f"; it was seen at {_clock(run.seen)}"
     if run.entry.outcome is not None:
-        word, why = _WORDS[run.entry.outcome]
+        word, why = WORDS[run.entry.outcome]
         then = seen if run.entry.outcome is Outcome.LOST else ""
-        return RunState(word, run.at, why + then + _what_is_left(record, run, now))
+        return RunState(word, run.at, why + then + what_is_left(record, now))
     if not run.is_given or record.ended is not None or not record.running:
-        word, why = _WORDS[Outcome.LOST]
+        word, why = WORDS[Outcome.LOST]
         return RunState(word, record.ended or run.at, why + seen)
     if now > run.latest:
         why = "its end is over, and nothing says what it did"
-        return RunState("lost", run.latest, why + seen + _what_is_left(record, run, now))
+        return RunState("lost", run.latest, why + seen + what_is_left(record, now))
     if run.entry.state is Ledger.DETACHED:
         if now < run.ends:
             return RunState("running", run.at, f"its machine ends at {_clock(run.ends)} at the latest{seen}")
@@ -71,9 +71,13 @@ def state_of(record: Record, now: float) -> RunState | None:
     return RunState("starting", run.at, why)
 
 
-def _what_is_left(record: Record, run: RunRecord, now: float) -> str:
-    """Return what is known of the end of the machine of a run that is over; "" if that end is proved."""
-    if not record.running or record.ended is not None:
+def what_is_left(record: Record, now: float) -> str:
+    """Return what is known of the end of the machine of a run that is over, after "; ". Return "" if it is proved.
+
+    `now` is in seconds since 1970, by the wall clock.
+    """
+    run = record.run
+    if run is None or not record.running or record.ended is not None:
         return ""
     if now <= run.latest:
         return f"; its machine ends by {_clock(run.latest)}, and `skypool down {record.pool}` ends it now"

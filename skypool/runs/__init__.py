@@ -23,6 +23,9 @@ A run that is handed over to its machine, by the state machines of `head`:
 - `handing_over`: the client's side of the hand-over. `owned_machine` is what it acts on.
 - `runner`: the process on the machine that owns the run there. The agent starts it.
 - `machine_look`: looks what is there of a run on its machine.
+- `reaching`: finds the way to the machine of a run. `looking`: looks in at a run there, through lost connections.
+  `look_end`: sends what the machine has.
+- `cancelling`: cancels a run through its agent. `agent_door`: talks to that on the machine.
 - `asking`: asks machines how their runs stand, and records it. `ends_here` does so for runs on this computer.
 - `stored`: the run's folder on its machine, and the file there that says how the run has ended.
 
@@ -30,13 +33,17 @@ The root of a project is its folder here. Its copy is its folder on a node.
 """
 
 __all__ = [
+    "agent_door",
     "asking",
+    "cancelling",
     "ends_here",
     "environment",
     "follow",
     "follow_end",
     "handing_over",
     "lingering",
+    "look_end",
+    "looking",
     "machine_look",
     "needs",
     "node_folders",
@@ -47,6 +54,7 @@ __all__ = [
     "owned_machine",
     "program_run",
     "rank_lines",
+    "reaching",
     "run",
     "runner",
     "save_places",

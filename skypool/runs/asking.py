@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from concurrent.futures import wait
 from functools import partial
 
-from skypool.drivers import registry
-from skypool.drivers.contract import Driver
-from skypool.errors import SkypoolError
 from skypool.head.states import Entry, Ledger
 from skypool.head.steps import seen, seen_cut_off
-from skypool.model import Access, Instance
 from skypool.rental import gc, ledger
 from skypool.rental.records import Record
+from skypool.runs import stored
 from skypool.runs.machine_look import Found, look
 from skypool.runs.own_thread import in_thread
+from skypool.runs.reaching import access_of
 from skypool.text import one_line
 
 PATIENCE = 8.0
@@ -53,7 +51,7 @@ def ask_machines(
             why = one_line(str(error) or type(error).__name__, 500)
             told[session] = f"its machine could not be asked: {why}"
         elif answer.result().has_row:
-            _record(known, session, answer.result())
+            record_found(known, session, answer.result())
         else:
             told[session] = _without_row(record, answer.result())
     return told
@@ -66,10 +64,11 @@ def _is_open(record: Record) -> bool:
     return is_there and run is not None and run.is_given and run.entry.outcome is None
 
 
-def _record(known: ledger.Ledger, session: str, found: Found) -> None:
-    """Record what a machine with the row of the run has said."""
+def record_found(known: ledger.Ledger, session: str, found: Found) -> None:
+    """Record what a machine with the row of the run has said. Raises LedgerError if the ledger cannot be written."""
     now = time.time()
     if found.status is not None:
+        stored.keep_here(session, found.status)
         known.mark(session, Entry(Ledger.DETACHED, found.status.outcome), found.status.ended, seen=now)
     elif found.has_agent:
         known.mark(session, partial(seen, is_committed=True), seen=now)
@@ -88,25 +87,4 @@ def _without_row(record: Record, found: Found) -> str:
 
 def _look(record: Record, found: Sequence[gc.Found] | None, until: float) -> Found:
     assert record.run is not None
-    return look(_access(record, found), record.run.claim, record.run.heir, until)
-
-
-def _access(record: Record, found: Sequence[gc.Found] | None) -> Access:
-    """Return how the machine of a run is reached. A machine of the user's own may be there also without a node."""
-    line = record.running[0]
-    drivers = [registry.made(note) for note in record.notes if note["provider"] == line.provider]
-    there: list[tuple[Driver, Instance]]
-    if found is None:
-        there = [(driver, each) for driver in drivers for each in driver.instances(pool=record.pool)]
-    else:
-        there = [(each.driver, each.thing) for each in found if isinstance(each.thing, Instance)]
-    for driver, instance in there:
-        if record.has(instance) and instance.state != "ended":
-            return driver.access(instance)
-    why = f"{line.provider} does not list it any more, and `skypool gc` records its end"
-    if line.usd_per_hour > 0 or not drivers:
-        raise SkypoolError(why)
-    try:
-        return drivers[0].access(Instance(line.provider, line.id, record.pool, line.node))
-    except Exception as e:  # whatever a driver raises for a machine that is not there
-        raise SkypoolError(why) from e
+    return look(access_of(record, found), record.run.claim, record.run.heir, until)

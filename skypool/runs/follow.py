@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
+from typing import NoReturn
 
 from skypool.files.transfer import NodeEnd
-from skypool.runs.output_files import END, HEAD, LONGEST
+from skypool.runs.output_files import END, LONGEST, Records
 from skypool.wire.transport import CommandStream
 
 _PIECE = struct.Struct("!III")
@@ -45,7 +46,7 @@ class Follower(threading.Thread):
         self._whole_lines = whole_lines
         self._stopped = threading.Event()
         self._number = self._position = 0
-        self._rest = b""
+        self._records = Records()
         self._moved = time.monotonic()
         self._stream: CommandStream | None = None
         self.status: int | None = None
@@ -103,12 +104,12 @@ class Follower(threading.Thread):
     def _read(self, stream: CommandStream) -> None:
         """Read from a connection until the program has ended. Raises EOFError or OSError if it is lost before."""
         while self.status is None:
-            number, position, length = _PIECE.unpack(_exactly(stream, _PIECE.size))
+            number, position, length = _PIECE.unpack(exactly(stream, _PIECE.size))
             if length == _CURRENT:
                 self._current = time.monotonic()
                 continue
             if length == _OVER:
-                _, status, lost = END.unpack(_exactly(stream, END.size))
+                _, status, lost = END.unpack(exactly(stream, END.size))
                 if lost:
                     self.missing = f"{lost:,} bytes could not be written on its node"
                 self.status = status
@@ -118,31 +119,21 @@ class Follower(threading.Thread):
             if not length:
                 self.missing = "the node keeps the last 1 GB, and what was before it was not read in time"
             if number != self._number or not length:
-                self._rest = b""
-            data = _exactly(stream, length)
+                self._records.forget()
+            data = exactly(stream, length)
             self._number, self._position = number, position + length
-            self._hear(self._rest + data)
+            try:
+                records = [*self._records.feed(data)]
+            except ValueError as e:
+                self._refuse(str(e))
+            for kind, piece in records:
+                self._pass_on(kind, piece)
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str) -> NoReturn:
         """Read no more from the node. Raises EOFError."""
         self.missing = why
         self._stopped.set()
         raise EOFError(why)
-
-    def _hear(self, data: bytes) -> None:
-        """Pass on the whole records of `data`, and keep the rest."""
-        begin = 0
-        while len(data) - begin >= HEAD.size:
-            kind, length = HEAD.unpack_from(data, begin)
-            if length > LONGEST:
-                self._refuse("the node sent what is no output")
-            if len(data) - begin - HEAD.size < length:
-                break
-            piece = data[begin + HEAD.size : begin + HEAD.size + length]
-            begin += HEAD.size + length
-            if kind in (1, 2) and piece:
-                self._pass_on(kind, piece)
-        self._rest = data[begin:]
 
     def _pass_on(self, stream: int, piece: bytes) -> None:
         """Pass on output; with `whole_lines`, not the beginning of a line unless it is long."""
@@ -174,7 +165,8 @@ def _program() -> str:
     return (files("skypool") / "runs" / "follow_end.py").read_text()
 
 
-def _exactly(stream: CommandStream, size: int) -> bytes:
+def exactly(stream: CommandStream, size: int) -> bytes:
+    """Return the next `size` bytes. Raises EOFError if the connection ends before, and OSError if it is lost."""
     found = bytearray()
     while len(found) < size:
         data = stream.socket.recv(size - len(found))

@@ -24,30 +24,30 @@ def main(folder: str, number: int, position: int) -> None:
     patience = 0.01
     told = time.monotonic()
     while not client.poll(0):
-        kept = _kept(folder)
-        if not kept:
+        numbers = kept(folder)
+        if not numbers:
             time.sleep(0.01)
             continue
-        if number < kept[0]:
-            number, position = kept[0], 0
-            _send(PIECE.pack(number, 0, 0))
+        if number < numbers[0]:
+            number, position = numbers[0], 0
+            send(PIECE.pack(number, 0, 0))
         with open(os.path.join(folder, str(number)), "rb") as file:
             file.seek(position)
             while not client.poll(0):
-                is_last = number >= _kept(folder)[-1]  # asked before the file is read: nothing is written to it later
-                end = _end(folder)  # and this is written last
+                is_last = number >= kept(folder)[-1]  # asked before the file is read: nothing is written to it later
+                end = end_of(folder)  # and this is written last
                 data = file.read(1 << 20)
                 if data:
-                    _send(PIECE.pack(number, position, len(data)) + data)
+                    send(PIECE.pack(number, position, len(data)) + data)
                     position += len(data)
                     patience = 0.01
                 elif is_last and end:
-                    _send(PIECE.pack(number, position, OVER) + end)
+                    send(PIECE.pack(number, position, OVER) + end)
                     client.poll()  # the client closes the connection
                 elif is_last:
                     if time.monotonic() - told > EVERY:
                         told = time.monotonic()
-                        _send(PIECE.pack(number, position, CURRENT))
+                        send(PIECE.pack(number, position, CURRENT))
                     time.sleep(patience)
                     patience = min(0.2, patience * 1.5)
                 else:
@@ -55,21 +55,21 @@ def main(folder: str, number: int, position: int) -> None:
                     break
 
 
-def _kept(folder: str) -> list[int]:
+def kept(folder: str) -> list[int]:
     """Return the numbers of the files, from the oldest; [] before there is one."""
     if not os.path.exists(os.path.join(folder, "end")):
         return []
     return sorted(int(each) for each in os.listdir(folder) if each.isdigit())
 
 
-def _end(folder: str) -> bytes:
+def end_of(folder: str) -> bytes:
     """Return the content of the file that tells of the end; b"" before the end."""
     with open(os.path.join(folder, "end"), "rb") as file:
         data = file.read()
     return data if data[:1] == b"\1" else b""
 
 
-def _send(data: bytes) -> None:
+def send(data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]

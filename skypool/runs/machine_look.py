@@ -63,11 +63,26 @@ def look(access: Access, claim: Claim, heir: str, until: float, patience: int = 
     first, boot, row, end = (*said.split("\n", 3), "", "", "")[:4]
     if first not in _AGENT:
         raise SkypoolError(f"it said {one_line(first, 100)!r}, which is not what was asked")
+    return found(folder, claim, heir, has_agent=_AGENT[first], boot=boot, row=row, end=end)
+
+
+def found(folder: str, claim: Claim, heir: str, *, has_agent: bool, boot: str, row: str, end: str) -> Found:
+    """Return what a machine has of a hand-over, by what it says.
+
+    Args:
+        folder: the folder of the run.
+        heir: the digest of the heir of this hand-over.
+        has_agent: True if the folder of the agent is there.
+        boot: the present boot of the machine.
+        row, end: the text of the row and of the stored end; "" if there is none.
+
+    Raises SkypoolError if row or end are not valid.
+    """
     there = rows.parsed(row, folder) if row else None
     has_row = there is not None and (there.claim, there.heir) == (claim, heir)
     is_of_earlier_boot = there is not None and has_row and "" not in (boot, there.boot) and boot != there.boot
     stored_end = _status(end, claim) if has_row and end.strip() else None
-    return Found(_AGENT[first] and not is_of_earlier_boot, has_row, stored_end)
+    return Found(has_agent and not is_of_earlier_boot, has_row, stored_end)
 
 
 def _status(said: str, claim: Claim) -> RunStatus:

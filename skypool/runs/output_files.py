@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from collections.abc import Iterator
 
 HEAD = struct.Struct("!BI")
 END_FILE = "end"
@@ -106,3 +107,33 @@ class OutputFiles:
         os.pwrite(self._end, END.pack(True, status, self._lost), 0)
         os.close(self._file)
         os.close(self._end)
+
+
+class Records:
+    """The records in pieces of output files, to read."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def forget(self) -> None:
+        """Forget an unfinished record: what comes next is the beginning of a file."""
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the stream and the data of each record that is whole with the next piece of a file.
+
+        Raises ValueError if the piece is none of such a file.
+        """
+        data = self._rest + data
+        begin = 0
+        while len(data) - begin >= HEAD.size:
+            stream, length = HEAD.unpack_from(data, begin)
+            if length > LONGEST:
+                raise ValueError("the node sent what is no output")
+            if len(data) - begin - HEAD.size < length:
+                break
+            piece = data[begin + HEAD.size : begin + HEAD.size + length]
+            begin += HEAD.size + length
+            if stream in (1, 2) and piece:
+                yield stream, piece
+        self._rest = data[begin:]

@@ -55,7 +55,7 @@ from skypool.runs import stored
 from skypool.runs.needs import Needs
 from skypool.runs.own_thread import in_thread
 from skypool.runs.program_run import exit_status
-from skypool.runs.stored import RunStatus
+from skypool.runs.stored import About, RunStatus
 from skypool.safety import private, removal, user_folders
 from skypool.shipping import pure_packages
 from skypool.text import one_line
@@ -211,10 +211,17 @@ class RunnerProcess:
         """Take the machine over as its owner."""
         with contextlib.suppress(OSError):  # a full disk; its end may leave some room
             stored.reserve(self._folder)
+            stored.describe(self._folder, self._about)
         # the ledger of a former runner, which may say that the pool has ended; all that counts is in the needs
         removal.remove(user_folders.state() / "ledger")
         self._pool = pool = ComputePool._held(replace(self._needs.handover, heir=heir), console="off")
         pool._sender.working().limits.for_programs = _TO_END + self._needs.keep
+
+    @property
+    def _about(self) -> About:
+        call = self._needs.call
+        copy, programs = next(iter(call.places.values()))
+        return About(call.procs, os.path.normpath(os.path.join(copy, call.folder)), programs)
 
     def _limit_pool(self) -> None:
         """End the pool at the written end. The clocks of this machine and of the client may differ."""

@@ -21,10 +21,13 @@ from skypool.model import Access
 from skypool.runs.output_files import END, END_FILE
 from skypool.safety import durable, private, user_folders
 from skypool.text import one_line
+from skypool.wire.frames import WIRE_VERSION
 from skypool.wire.transport import Subprocess
 
 STATUS = "status.json"
 """The file that says how a run has ended."""
+ABOUT = "about.json"
+"""The file that says what runs there."""
 RESERVE = "reserve"
 """A file that keeps room on the disk for the status."""
 _ROOM = 64 << 10
@@ -33,6 +36,8 @@ OUTPUT = "output"
 """The folder with the output files of each attempt, by its number, and there of each process, by its rank."""
 _ENDS = (Outcome.ENDED, Outcome.FAILED, Outcome.CANCELLED, Outcome.INTERRUPTED)
 """The outcomes that a runner stores."""
+_ENDS_HERE = "run-ends"
+"""The folder on this computer with the ends of runs that other machines have told."""
 _VERSION = 1
 _MOST = 1 << 20
 
@@ -91,6 +96,38 @@ class RunStatus:
             ) from e
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """What whoever looks in at a run must know of its program. It has no secret.
+
+    Attributes:
+        procs: the number of processes; None for one that is not called a rank.
+        folder: the folder on the machine in which the program starts.
+        programs: the folder of the programs of its environment; "" for none.
+    """
+
+    procs: int | None
+    folder: str
+    programs: str
+
+    @classmethod
+    def parsed(cls, text: str) -> About | None:
+        """Return what is in the file; None if it is not there, or not valid."""
+        try:
+            said = json.loads(text)
+            procs = said["procs"]
+            return cls(None if procs is None else int(procs), str(said["folder"]), str(said["programs"]))
+        except (KeyError, RecursionError, TypeError, ValueError):
+            return None
+
+
+def describe(folder: Path, about: About) -> None:
+    """Write what runs there, unless a former runner has done that. Raises OSError if it cannot be written."""
+    said = {"version": _VERSION, "wire": WIRE_VERSION, **asdict(about)}  # whoever talks to the agent needs the latter
+    with contextlib.suppress(FileExistsError):
+        durable.write_new(private.folder(folder) / ABOUT, json.dumps(said).encode())
+
+
 def place_of(access: Access, claim: Claim) -> str:
     """Return the folder of a run on its machine, by how the machine is reached. It may begin with "~"."""
     is_here = isinstance(access.transport, Subprocess)
@@ -117,11 +154,15 @@ def store(folder: Path, status: RunStatus) -> RunStatus:
     private.folder(folder)
     (folder / RESERVE).unlink(missing_ok=True)
     with contextlib.suppress(FileExistsError):  # a former runner has stored one
-        durable.write_new(folder / STATUS, json.dumps(status.to_json()).encode())
+        durable.write_new(folder / STATUS, _packed(status))
     durable.sync(folder)
     found = stored(folder)
     assert found is not None
     return found
+
+
+def _packed(status: RunStatus) -> bytes:
+    return json.dumps(status.to_json()).encode()
 
 
 def stored(folder: Path) -> RunStatus | None:
@@ -140,6 +181,23 @@ def stored(folder: Path) -> RunStatus | None:
     except ValueError:
         said = None
     return RunStatus.from_json(said)
+
+
+def keep_here(session: str, status: RunStatus) -> None:
+    """Keep on this computer how a run has ended that a machine has told, as the machine may end soon.
+
+    `session` is that of its pool. Does nothing if it cannot be written: the ledger has the outcome.
+    """
+    with contextlib.suppress(OSError, SkypoolError):  # most often, as it is there already
+        durable.write_new(private.folder(user_folders.state() / _ENDS_HERE) / f"{session}.json", _packed(status))
+
+
+def kept_here(session: str) -> RunStatus | None:
+    """Return how a run has ended, as it is kept on this computer; None if that is not known here."""
+    try:
+        return RunStatus.from_json(json.loads((user_folders.state() / _ENDS_HERE / f"{session}.json").read_bytes()))
+    except (OSError, SkypoolError, ValueError):
+        return None
 
 
 def statuses(folder: Path, ranks: Sequence[int]) -> list[int | None]:

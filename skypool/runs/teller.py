@@ -210,7 +210,8 @@ class Teller(ABC):
         cost = f" and costs at most {math.ceil(100 * worst_usd - 1e-6) / 100:.2f} USD in all" if worst_usd else ""
         self.note(
             f"detached run {pool} belongs to its machine now, which ends within {span(seconds)}{cost}; its output and "
-            f"its end are in {folder} there; `skypool ps` shows it, and `skypool down {pool}` ends it"
+            f"its end are in {folder} there; `skypool logs -f {pool}` shows what it prints, `skypool wait {pool}` "
+            f"waits for its end, and `skypool cancel {pool}` ends it"
         )
 
     def stage(self, text: str) -> None:

@@ -1,0 +1,149 @@
+"""`skypool wait`: wait until a run that belongs to its machine is over. `skypool cancel`: end it."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Annotated
+
+import typer
+
+from skypool.checks import seconds
+from skypool.cli import output
+from skypool.cli.owner import Name, run_named
+from skypool.head.states import Outcome
+from skypool.rental.ledger import Ledger
+from skypool.rental.records import Record
+from skypool.rental.run_state import WORDS, state_of, what_is_left
+from skypool.runs import cancelling
+from skypool.runs.looking import RunEnd, await_end, run_of
+
+TIMED_OUT = 124
+"""The exit status if the run is not over in time, as that of the command `timeout`."""
+FAILED = 125
+"""The exit status if the program's own is not known, or is that of a program which skypool has stopped for a limit."""
+CANCELLED = 130
+"""The exit status if a user has cancelled the run: that of `skypool run` after Ctrl-C."""
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a line.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands `skypool wait` and `skypool cancel` to the program."""
+    app.command("wait")(wait)
+    app.command("cancel")(cancel)
+
+
+def wait(
+    run: Name,
+    timeout: Annotated[str | None, typer.Option(help="The longest time to wait, such as 90s, 5m or 2h.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until a run that belongs to its machine is over, and say how it has ended.
+
+    The exit status is that of its program, 124 if the run is not over after --timeout, and 130 if a user has cancelled
+    it. It is 125 if the run has failed, was interrupted, is lost or was stopped for its budget or lifetime, and 2 if
+    its machine refuses the login. Lost connections are made again.
+    """
+    until = math.inf if timeout is None else time.monotonic() + seconds("--timeout", timeout)
+    record, known = run_named(run), Ledger.here(output.warn)
+    try:
+        end = await_end(record, known, _Lost().hear, until)
+    except KeyboardInterrupt:
+        raise typer.Exit(CANCELLED) from None
+    except TimeoutError:
+        record = known.record(record.session) or record
+        if as_json:
+            output.data({**_data(record, None), "status": TIMED_OUT})
+        else:
+            output.say(f"run {run} is not over after {timeout}")
+        raise typer.Exit(TIMED_OUT) from None
+    _tell(known.record(record.session) or record, end, as_json, status=status_of(end))
+    raise typer.Exit(status_of(end))
+
+
+def cancel(run: Name, as_json: AsJson = False) -> None:
+    """Cancel a run that belongs to its machine, and wait until it is over.
+
+    Its program gets SIGINT and 5 seconds to end. Then the run stores how it has ended, and its machine ends as after
+    any other end. The exit status is 0 if the run is over, also if it was so before.
+    """
+    record, known = run_named(run), Ledger.here(output.warn)
+    try:
+        end, was_over = cancelling.cancel(record, known, _Lost().hear)
+    except KeyboardInterrupt:
+        raise typer.Exit(CANCELLED) from None
+    _tell(known.record(record.session) or record, end, as_json, was_over=was_over)
+
+
+class _Lost:
+    """Tells the user once that the machine is not connected, and why."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def hear(self, why: str) -> None:
+        if why and not self._told:
+            output.note(f"the machine cannot be reached now, and is tried again: {why}")
+        self._told = why
+
+
+def status_of(end: RunEnd) -> int:
+    """Return the exit status of `skypool wait` for an end."""
+    if end.outcome is Outcome.ENDED and end.status is not None and end.status.returncode is not None:
+        return end.status.returncode
+    is_limit = end.status is not None and bool(end.status.limit)
+    return CANCELLED if end.outcome is Outcome.CANCELLED and not is_limit else FAILED
+
+
+def told(name: str, end: RunEnd) -> str:
+    """Return how a run has ended, as the beginning of a sentence."""
+    status = end.status
+    word, _ = WORDS[end.outcome]
+    match end.outcome:
+        case Outcome.ENDED if status is not None and status.returncode is not None:
+            return f"run {name} ended with status {status.returncode}"
+        case Outcome.ENDED:
+            return f"run {name} ended by itself, and its exit status is not known here"
+        case Outcome.CANCELLED if status is not None and status.limit:
+            return f"run {name} was stopped before its {status.limit} would have ended its machine"
+        case Outcome.CANCELLED:
+            return f"run {name} was cancelled"
+        case Outcome.NOT_STARTED:
+            return f"run {name} was never started: {_why(end)}"
+        case _:
+            verb = {Outcome.INTERRUPTED: "was ", Outcome.LOST: "is "}.get(end.outcome, "")
+            return f"run {name} {verb}{word}: {_why(end)}"
+
+
+def _why(end: RunEnd) -> str:
+    return end.status.why if end.status is not None and end.status.why else WORDS[end.outcome][1]
+
+
+def _tell(
+    record: Record, end: RunEnd, as_json: bool, *, was_over: bool | None = None, status: int | None = None
+) -> None:
+    """Tell how a run has ended. What is None is not part of the JSON object."""
+    if as_json:
+        more = {name: value for name, value in {"status": status, "was_over": was_over}.items() if value is not None}
+        output.data({**_data(record, end), **more})
+    else:
+        before = "nothing to cancel: " if was_over else ""
+        output.say(f"{before}{told(record.pool, end)}{what_is_left(record, time.time())}")
+
+
+def _data(record: Record, end: RunEnd | None) -> dict[str, object]:
+    """Return what is known of a run for JSON. `end` is None if it is not over."""
+    state = state_of(record, time.time())
+    assert state is not None
+    status = None if end is None else end.status
+    return {
+        "pool": record.pool,
+        "generation": run_of(record).claim.generation,
+        "state": state.word if end is None else WORDS[end.outcome][0],
+        "returncode": None if status is None else status.returncode,
+        "attempts": None if status is None else status.attempts,
+        "ended": None if status is None else output.utc(status.ended),
+        "limit": None if status is None else status.limit or None,
+        "why": state.why if end is None else _why(end),
+        "usd": None if status is None else status.usd,
+    }
