@@ -191,8 +191,12 @@ class MoverWatch:
             self._tell([self._told.get(id_, _untold(order)) for id_, order in self._orders.items()])
 
     def reserve(self, lease: float) -> float:
-        """Return the seconds that the node needs to save what is left before it ends, of a lease of so many seconds."""
-        told = ((order, self._told.get(id_, {})) for id_, order in self._orders.items())
+        """Return the seconds that the node needs to save what is left before it ends, of a lease of so many seconds.
+
+        A folder needs none whose owner has ordered an end that fits into the life of the node.
+        """
+        open_ = {id_: each for id_, each in self._orders.items() if not self._ends.get(id_, {}).get("fits")}
+        told = ((order, self._told.get(id_, {})) for id_, order in open_.items())
         needed = (
             seconds_needed(order["drain"], said.get("phase", ""), said.get("unsaved_bytes", 0), said.get("rate", 0.0))
             for order, said in told

@@ -70,7 +70,8 @@ def _record(known: ledger.Ledger, session: str, found: Found) -> None:
     """Record what a machine with the row of the run has said."""
     now = time.time()
     if found.status is not None:
-        known.mark(session, Entry(Ledger.DETACHED, found.status.outcome), found.status.ended, seen=now)
+        entry, status = Entry(Ledger.DETACHED, found.status.outcome), found.status
+        known.mark(session, entry, status.ended, seen=now, unsaved=status.unsaved)
     elif found.has_agent:
         known.mark(session, partial(seen, is_committed=True), seen=now)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import os
 import secrets
 import threading
@@ -349,6 +350,13 @@ class ProgramRun:
             raise
         mine = {each.path for each in self.buckets}
         return [each for (_, id_), each in sorted(self._saving.states().items()) if id_ in mine]
+
+    def logins_last(self) -> float:
+        """Return the seconds for which nodes reach their buckets if nobody renews their logins; infinite for ever."""
+        states = self._saving.states().values()
+        issuers = {each.path: each.issuer for each in self.buckets if each.issuer is not None}
+        left = (issuers[each.id].lasts(each.credentials) for each in states if each.id in issuers)
+        return min(left, default=math.inf)
 
     @property
     def is_stranger(self) -> bool:

@@ -55,7 +55,7 @@ from skypool.runs import stored
 from skypool.runs.needs import Needs
 from skypool.runs.own_thread import in_thread
 from skypool.runs.program_run import exit_status
-from skypool.runs.stored import RunStatus
+from skypool.runs.stored import KeptFolder, RunStatus
 from skypool.safety import private, removal, user_folders
 from skypool.shipping import pure_packages
 from skypool.text import one_line
@@ -64,6 +64,10 @@ _TURN = 1.0
 """The most seconds of a turn of the loop."""
 _TO_END = 10.0
 """Seconds before the end by budget or lifetime at which the program is stopped, so that its end is stored before."""
+_TO_TELL = 10.0
+"""Seconds before that end in which it is stored what was saved to buckets. The program is stopped so much earlier."""
+_TO_HEAR_OF = 20.0
+"""Seconds in which the agent has told a new runner of the folders that it saves."""
 _TO_CLOSE = 8.0
 """Seconds in which the pool is closed after the end."""
 _TO_HEAR = 5.0
@@ -214,7 +218,7 @@ class RunnerProcess:
         # the ledger of a former runner, which may say that the pool has ended; all that counts is in the needs
         removal.remove(user_folders.state() / "ledger")
         self._pool = pool = ComputePool._held(replace(self._needs.handover, heir=heir), console="off")
-        pool._sender.working().limits.for_programs = _TO_END
+        pool._sender.working().limits.for_programs = _TO_END + (_TO_TELL if self._needs.folders else 0.0)
 
     def _limit_pool(self) -> None:
         """End the pool at the written end. The clocks of this machine and of the client may differ."""
@@ -251,10 +255,12 @@ class RunnerProcess:
                 each.cancel()
 
     def _store(self, outcome: Outcome, attempts: int) -> None:
-        """Store how the run has ended, unless a former runner has done that."""
-        needs, now = self._needs, self._now
+        """Have the last files saved, and store how the run has ended, unless a former runner has done that."""
+        needs = self._needs
         found = stored.statuses(self._output(attempts), range(needs.call.procs or 1))
         status = None if None in found else next(filter(None, found), 0)
+        folders = self._save_rest(calm=outcome is Outcome.ENDED and status == 0)
+        now = self._now
         ended = RunStatus(
             claim=needs.claim,
             outcome=outcome,
@@ -265,8 +271,32 @@ class RunnerProcess:
             limit=self._limit,
             why=self._why(),
             saved=needs.saved,
+            folders=folders,
         )
         self._events.put(self._stored(ended))
+
+    def _save_rest(self, calm: bool) -> tuple[KeptFolder, ...]:
+        """Have what is left of the folders saved that are kept in buckets, and return what is saved of each.
+
+        It takes so long as their orders say at most, and ends early enough that the end of the run is stored.
+
+        Args:
+            calm: True if the program has ended by itself, and well.
+        """
+        folders, pool = self._needs.folders, self._pool
+        if not folders:
+            return ()
+        assert pool is not None
+        engine, [node] = pool._sender.working(), pool.nodes
+        engine.rental.limits.lifetime = None  # from now on, the written end alone ends the machine
+        until = time.monotonic() + _TO_HEAR_OF
+        while not {(node, each) for each in folders} <= engine.saving.states().keys() and time.monotonic() < until:
+            time.sleep(_TURN / 10)
+        known = engine.saving.states()
+        self._stuck_at += max((each.drain for (_, id_), each in known.items() if id_ in folders), default=0.0)
+        engine.saving.end([node], max(0.0, self._until - clock.elapsed() - _TO_TELL / 2), calm=calm, fits=True)
+        known = engine.saving.states()
+        return tuple(KeptFolder.of(each, known.get((node, each))) for each in folders)
 
     def _stored(self, ended: RunStatus) -> Stored | NotStored:
         """Store an end in several tries: another runner would fail in the same way, as on a full disk."""
@@ -306,6 +336,7 @@ class RunnerProcess:
             return
         if not self._limit and engine.limits.until_stop() <= 0:
             self._limit = self._needs.limit
+            engine.rental.limits.lifetime = None  # the pool must not end while the last files are saved
             self._works.put(self._stop)
             self._works.put(partial(self._write, Drops(self._state.attempt)))
         if self._failed is not None:
