@@ -76,7 +76,8 @@ class RunRecord:
         heir: the digest of the word by which the runner is known, as from `messages.heir_digest`. On the machine, the
             row of this hand-over has the same. "" if it is not known.
         seen: when the machine has last said how the run stands, or has ended; None if nobody has asked it.
-        unsaved: what of the folders that are kept in buckets is saved nowhere, and why; "" if all is, or before the end.
+        unsaved: what of its folders that are kept in buckets is saved nowhere, and why; "" for nothing, or before the
+            end.
     """
 
     claim: states.Claim

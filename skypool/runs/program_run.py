@@ -44,7 +44,7 @@ from skypool.runs.follow import Follower, stop
 from skypool.runs.own_thread import in_thread
 from skypool.runs.target import Target
 from skypool.text import one_line, printable
-from skypool.wire.save_orders import FolderState
+from skypool.wire.save_orders import DRAIN, FolderState
 
 _AFTER = 30.0
 """Seconds after which output is given up that does not come any more after a program's end."""
@@ -316,7 +316,7 @@ class ProgramRun:
             folders = {
                 os.path.normpath(os.path.join(end.folder, self.target.folder, each.path)): each for each in self.buckets
             }
-            self._saving.begin(end.node, folders, number, len(savers), self.complete)
+            self._saving.begin(end.node, folders, number, len(savers), self.complete, DRAIN)
 
         self._beside(*(partial(begin, number) for number in range(len(savers))))
 
