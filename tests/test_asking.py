@@ -119,6 +119,7 @@ def test_what_a_run_has_saved_nowhere_is_recorded_and_shown_also_when_its_machin
     cloud: FakeCloud, agent: Path, place: Path
 ) -> None:
     handed(cloud)
+    passed(cloud, 900.0)
     write_row(place, CLAIM)
     lost = KeptFolder("out", "s3://models/x", 3, 12, 1, ("a",), "the store refuses")
     stored.store(place, replace(ended(), folders=(lost,)))
