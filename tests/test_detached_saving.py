@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,17 @@ import skypool as sky
 from skypool import clock
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.temporary import Credentials, Issuer
+from skypool.data import left_uploads
 from skypool.data.save_asked import SaveFolder
 from skypool.errors import SkypoolError, UsageError
 from skypool.head.states import Claim, Outcome
+from skypool.rental.ledger import Ledger
 from skypool.rental.run_account import RunAccount
+from skypool.rental.run_state import state_of
 from skypool.rental.supply import Supply
 from skypool.runs import stored, whole_run
+from skypool.runs.asking import ask_machines
+from skypool.runs.end_in_bucket import end_in_bucket
 from skypool.runs.needs import Needs
 from skypool.runs.program_run import ProgramRun
 from skypool.runs.run import _Printer
@@ -34,6 +41,7 @@ from skypool.runs.whole_run import Asked, WholeRun
 from skypool.testing import FakeCloud, Stock
 from skypool.wire.save_orders import FolderState
 from tests.conftest import eventually
+from tests.handed_runs import HEIR, cloud_at, handed, record_of
 from tests.lab import stores
 from tests.lab.stores import KEYS, secret_of
 from tests.test_detached_run import Project, project
@@ -82,6 +90,7 @@ def saved(machine: Machine, bucket: Path, script: str, name: str = "out", drain:
 # --- the folders of a run ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_whose_client_is_killed_right_after_the_hand_over_has_all_its_files_in_the_bucket(
     project: Project, bucket: Path
 ) -> None:
@@ -94,6 +103,10 @@ def test_a_run_whose_client_is_killed_right_after_the_hand_over_has_all_its_file
     assert (status.outcome, status.returncode, status.unsaved) == (Outcome.ENDED, 0, "")
     assert status.folders == (KeptFolder("out", url, len(WRITTEN), bytes_of(WRITTEN)),)
     assert kept(bucket) == WRITTEN
+    [note] = bucket.glob(f".skypool/runs/{project.name}-1-*.json")
+    heir = json.loads(note.read_text())["heir"]
+    assert note.name == stored.note_name(Claim(project.name), heir)
+    assert stored.from_note(note.read_bytes(), Claim(project.name), heir) == status
 
 
 def test_another_runner_has_the_last_files_saved(machine: Machine, bucket: Path) -> None:
@@ -247,7 +260,7 @@ def test_a_machine_whose_credentials_do_not_last_gets_no_run(
 
 
 def test_the_machine_needs_not_stay_if_the_folder_is_kept_in_a_bucket(
-    cloud: FakeCloud, bucket: Path, capsys: pytest.CaptureFixture[str]
+    cloud: FakeCloud, bucket: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match=r"as by keep='1h', or have what it saves kept in a bucket, as by save="):
         run_of(cloud).check()
@@ -255,9 +268,15 @@ def test_the_machine_needs_not_stay_if_the_folder_is_kept_in_a_bucket(
     run.check()
     assert cloud.count() == 0
     assert run.run() == 0
-    assert "lost as soon as the run is over, unlike its folders in buckets" in capsys.readouterr().err
+    assert "its folders and its end are in their buckets, and its output is lost" in capsys.readouterr().err
     eventually(lambda: not [each for each in cloud.instances() if each.state != "ended"], 60, "the machine's end")
     assert kept(bucket) == WRITTEN
+    record = record_of(run.name)
+    noted = left_uploads.Noted(record.session, datetime.now(UTC), (Bucket(f"file://{bucket}"),))
+    monkeypatch.setattr(left_uploads, "noted", lambda: [noted])  # folders are not noted
+    assert ask_machines(Ledger.here(), [record]) == {}
+    assert (state := state_of(record_of(run.name), time.time())) is not None
+    assert state.word == "ended"
 
 
 # --- what is stored ------------------------------------------------------------------------------------------
@@ -314,6 +333,35 @@ def test_what_a_machine_says_of_folders_is_short_and_without_control_characters(
     assert found.unsaved.isprintable()
 
 
+@pytest.mark.parametrize("what", ["another run", "another hand-over", "no JSON", "large", "nothing", "no folder"])
+def test_an_end_in_a_bucket_that_is_of_another_run_or_not_valid_is_none(
+    what: str, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    handed(cloud_at(tmp_path / "cloud"))
+    place = bucket / ".skypool" / "runs" / stored.note_name(CLAIM, HEIR)
+    place.parent.mkdir(parents=True)
+    noted = left_uploads.Noted(record_of().session, datetime.now(UTC), (Bucket(f"file://{bucket}"),))
+    monkeypatch.setattr(left_uploads, "noted", lambda: [noted])
+    status = RunStatus(CLAIM, Outcome.ENDED, 0, 1, time.time())
+    place.write_text(stored.note_of(status, HEIR))
+    assert end_in_bucket(record_of()) == status
+    match what:
+        case "another run":
+            place.write_text(stored.note_of(replace(status, claim=Claim("other")), HEIR))
+        case "another hand-over":
+            place.write_text(stored.note_of(status, "0" * 64))
+        case "no JSON":
+            place.write_text("[" * 100_000)
+        case "large":
+            place.write_text(stored.note_of(replace(status, saved="x" * stored.MOST), HEIR))
+        case "nothing":
+            place.unlink()
+        case "no folder":
+            shutil.rmtree(bucket)
+    assert end_in_bucket(record_of()) is None
+
+
 # --- a real store --------------------------------------------------------------------------------------------
 
 
@@ -354,9 +402,12 @@ def test_a_rented_machine_saves_alone_to_a_store_and_its_keys_are_on_no_disk(
 
         eventually(is_over, 90, "the end of the machine")
         found = stores.client(store.endpoint).list_objects_v2(Bucket="models", Prefix="runs/alone/")["Contents"]
+        assert ask_machines(Ledger.here(), [record_of(run.name)]) == {}
     there = {each["Key"].removeprefix("runs/alone/"): each["Size"] for each in found}
     assert {name: size for name, size in there.items() if not name.startswith(".skypool")} == {
         name: len(text) for name, text in WRITTEN.items()
     }
     assert len(searched) > 10
     assert status is None or (status.returncode, status.unsaved) == (0, "")
+    assert (state := state_of(record_of(run.name), time.time())) is not None
+    assert state.word == "ended", "its end was read from the bucket"

@@ -91,7 +91,8 @@ class MoverWatch:
         return bool(self._saved())
 
     def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool]) -> None:
-        """Obey an order of the client: to save or fill a folder, share its place, log in anew, or save what is left.
+        """Obey an order of the owner: to save or fill a folder, share its place, log in anew, keep a note, or save what
+        is left.
 
         An order may come twice.
 
@@ -113,6 +114,9 @@ class MoverWatch:
             if id_ in self._orders:
                 self._orders[id_]["nodes"] = said["nodes"]
                 self._send(said)
+        elif said["do"] == "note":
+            if self._orders.get(id_, {}).get("serial") == said["serial"]:
+                self._send(said)  # again and again, until it is told
         elif said["do"] == "values":
             order = self._orders.get(id_)
             if order and order["serial"] == said["serial"] and order["credentials"] < said["credentials"]:

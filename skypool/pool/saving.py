@@ -401,6 +401,27 @@ class Saving:
             self._tell_lost(key, self.states().get(key))
         self._remove_unfinished()
 
+    def note(self, node: int, name: str, text: str, seconds: float) -> bool:
+        """Have a node keep a text in the bucket of each folder that it saves or has saved.
+
+        Return True if the text is in all of them, within so many seconds. Does not raise.
+        """
+        until, told = time.monotonic() + seconds, -math.inf
+        while True:
+            states = self.states()
+            with self._news:
+                saved = {key: each for key, each in self._ordered.items() if key[0] == node and not each.is_data}
+            left = [each for key, each in saved.items() if key not in states or name not in states[key].noted]
+            now = time.monotonic()
+            if not left or now >= until:
+                return not left
+            if now - told >= _AGAIN:
+                told = now
+                for each in left:
+                    self._send_to(node, each.note(name, text))
+            with self._news:
+                self._news.wait(_AGAIN / 8)
+
     def _tell_lost(self, key: tuple[int, str], state: FolderState | None) -> None:
         """Tell what is perhaps saved nowhere of a folder that has not told of its end."""
         if state is None or state.phase == "ended":

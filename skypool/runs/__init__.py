@@ -23,7 +23,8 @@ A run that is handed over to its machine, by the state machines of `head`:
 - `handing_over`: the client's side of the hand-over. `owned_machine` is what it acts on.
 - `runner`: the process on the machine that owns the run there. The agent starts it.
 - `machine_look`: looks what is there of a run on its machine.
-- `asking`: asks machines how their runs stand, and records it. `ends_here` does so for runs on this computer.
+- `asking`: asks machines how their runs stand, and records it. `ends_here` does so for runs on this computer, and
+  `end_in_bucket` reads the end of one whose machine is gone.
 - `stored`: the run's folder on its machine, and the file there that says how the run has ended.
 
 The root of a project is its folder here. Its copy is its folder on a node.
@@ -31,6 +32,7 @@ The root of a project is its folder here. Its copy is its folder on a node.
 
 __all__ = [
     "asking",
+    "end_in_bucket",
     "ends_here",
     "environment",
     "follow",

@@ -15,6 +15,7 @@ from skypool.head.steps import seen, seen_cut_off
 from skypool.model import Access, Instance
 from skypool.rental import gc, ledger
 from skypool.rental.records import Record
+from skypool.runs.end_in_bucket import end_in_bucket
 from skypool.runs.machine_look import Found, look
 from skypool.runs.own_thread import in_thread
 from skypool.text import one_line
@@ -29,7 +30,7 @@ def ask_machines(
     """Ask the machines of runs that belong to them how the runs stand, and record it.
 
     All are asked at the same time, for 8 s at most. Runs whose end is known are left out. A run whose machine does not
-    answer keeps its entry. Nothing is raised.
+    answer keeps its entry, unless its end is in the bucket of a folder. Nothing is raised.
 
     Args:
         records: the pools in the ledger.
@@ -89,7 +90,12 @@ def _without_row(record: Record, found: Found) -> str:
 
 def _look(record: Record, found: Sequence[gc.Found] | None, until: float) -> Found:
     assert record.run is not None
-    return look(_access(record, found), record.run.claim, record.run.heir, until)
+    try:
+        return look(_access(record, found), record.run.claim, record.run.heir, until)
+    except (OSError, SkypoolError):
+        if (status := end_in_bucket(record)) is None:
+            raise
+        return Found(has_agent=False, has_row=True, status=status)
 
 
 def _access(record: Record, found: Sequence[gc.Found] | None) -> Access:

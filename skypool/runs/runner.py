@@ -66,6 +66,8 @@ _TO_END = 10.0
 """Seconds before the end by budget or lifetime at which the program is stopped, so that its end is stored before."""
 _TO_TELL = 10.0
 """Seconds before that end in which it is stored what was saved to buckets. The program is stopped so much earlier."""
+_TO_NOTE = 5.0
+"""The most seconds in which the end of the run is kept in the buckets of its folders, after it was stored here."""
 _TO_HEAR_OF = 20.0
 """Seconds in which the agent has told a new runner of the folders that it saves."""
 _TO_CLOSE = 8.0
@@ -114,7 +116,7 @@ class RunnerProcess:
         self._pool: ComputePool | None = None
         self._running: CallFuture[Any] | None = None
         self._failed: tuple[float, int] | None = None  # when the call of which attempt has failed
-        self._limit = ""
+        self._limit = self._heir = ""
         self._until = math.inf  # the written end, by `clock.elapsed`, which steps of this machine's clock do not change
         self._moves = 0
         self._stuck_at = math.inf  # when the present work counts as stuck
@@ -213,6 +215,7 @@ class RunnerProcess:
 
     def _take(self, heir: str) -> None:
         """Take the machine over as its owner."""
+        self._heir = messages.heir_digest(heir)
         with contextlib.suppress(OSError):  # a full disk; its end may leave some room
             stored.reserve(self._folder)
         # the ledger of a former runner, which may say that the pool has ended; all that counts is in the needs
@@ -304,11 +307,25 @@ class RunnerProcess:
         for pause in _TO_STORE:
             time.sleep(pause)
             try:
-                return Stored(stored.store(self._folder, ended).outcome)
+                found = stored.store(self._folder, ended)
             except (OSError, SkypoolError) as e:
                 why = one_line(f"how the run has ended could not be stored: {e}", 1000)
                 print(why, file=sys.stderr, flush=True)
+            else:
+                self._note(found)
+                return Stored(found.outcome)
         return NotStored(ended.outcome, why)
+
+    def _note(self, status: RunStatus) -> None:
+        """Keep the end of the run in the buckets of its folders, too, which outlive the machine."""
+        pool = self._pool
+        if not self._needs.folders or pool is None or pool._begun is None:
+            return
+        name, text = stored.note_name(status.claim, self._heir), stored.note_of(status, self._heir)
+        seconds = min(_TO_NOTE, self._until - clock.elapsed() - _TO_NOTE / 2)
+        [node] = pool.nodes
+        if not pool._begun.saving.note(node, name, text, seconds):
+            print("how the run has ended is not in all buckets of its folders", file=sys.stderr, flush=True)
 
     def _why(self) -> str:
         """Return why the program was not started, or was lost; "" if it was not, or nobody knows."""

@@ -35,7 +35,10 @@ OUTPUT = "output"
 _ENDS = (Outcome.ENDED, Outcome.FAILED, Outcome.CANCELLED, Outcome.INTERRUPTED)
 """The outcomes that a runner stores."""
 _VERSION = 1
-_MOST = 1 << 20
+MOST = 1 << 20
+"""The most bytes of a status."""
+_DIGITS = 16
+"""The digits of a digest that tell runs of one name apart."""
 _MOST_FOLDERS = 64
 _MOST_NAMES = 5
 _LONGEST_NAME = 100
@@ -197,6 +200,26 @@ def store(folder: Path, status: RunStatus) -> RunStatus:
     return found
 
 
+def note_name(claim: Claim, heir: str) -> str:
+    """Return the name of the end of a run in a bucket. `heir` is the digest by which its hand-over is known."""
+    return f"{claim.run}-{claim.generation}-{heir[:_DIGITS]}.json"
+
+
+def note_of(status: RunStatus, heir: str) -> str:
+    """Return the end of a run as it is kept in a bucket. `heir` is the digest by which its hand-over is known."""
+    return json.dumps({**status.to_json(), "heir": heir})
+
+
+def from_note(data: bytes, claim: Claim, heir: str) -> RunStatus | None:
+    """Return the end of a run in a bucket; None if it is that of another hand-over.
+
+    Raises SkypoolError or ValueError if it is not valid.
+    """
+    said = json.loads(data)
+    found = RunStatus.from_json(said)
+    return found if (found.claim, said.get("heir")) == (claim, heir) else None
+
+
 def stored(folder: Path) -> RunStatus | None:
     """Return the status of a run in its folder; None if none is stored.
 
@@ -209,7 +232,7 @@ def stored(folder: Path) -> RunStatus | None:
     except FileNotFoundError:
         return None
     try:
-        said = json.loads(data) if len(data) <= _MOST else None
+        said = json.loads(data) if len(data) <= MOST else None
     except ValueError:
         said = None
     return RunStatus.from_json(said)

@@ -202,11 +202,13 @@ class Teller(ABC):
             worst_usd: the most that the pool may cost in all, in US dollars.
             is_kept: False if the machine ends at once with the run, and with that folder.
         """
-        lost = "" if is_kept else ", and lost as soon as the run is over, unlike its folders in buckets"
+        where = f"its output and its end are in {folder} there"
+        if not is_kept:
+            where = f"its folders and its end are in their buckets, and its output is lost with the machine ({folder})"
         cost = f" and costs at most {math.ceil(100 * worst_usd) / 100:.2f} USD in all" if worst_usd else ""
         self.note(
-            f"detached run {pool} belongs to its machine now, which ends within {span(seconds)}{cost}; its output and "
-            f"its end are in {folder} there{lost}; `skypool ps` shows it, and `skypool down {pool}` ends it"
+            f"detached run {pool} belongs to its machine now, which ends within {span(seconds)}{cost}; {where}; "
+            f"`skypool ps` shows it, and `skypool down {pool}` ends it"
         )
 
     def stage(self, text: str) -> None:
