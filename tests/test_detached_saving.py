@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -109,6 +110,19 @@ def test_a_run_whose_client_is_killed_right_after_the_hand_over_has_all_its_file
     assert stored.from_note(note.read_bytes(), Claim(project.name), heir) == status
 
 
+def test_data_is_there_and_the_bucket_for_all_runs_has_what_is_saved(
+    project: Project, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYPOOL_BUCKET", f"file://{bucket}")
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "shard").write_text("from afar")
+    program = "import shutil\nshutil.copy('data/shard', 'out/copy')"
+    project.run(program, "--max-lifetime", "10m", "--save", "out", "--data", f"data=file://{data}")
+    assert project.ends().unsaved == ""
+    assert kept(bucket) == {f"{project.name}/out/copy": "from afar"}
+
+
 def test_another_runner_has_the_last_files_saved(machine: Machine, bucket: Path) -> None:
     waits = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)\n"
     machine.hand_over(saved(machine, bucket, waits + WRITES)).give_up()
@@ -159,7 +173,11 @@ class ShortAccount(RunAccount):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_by_its_lifetime_has_all_saved_that_was_there(machine: Machine, bucket: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_run_that_is_stopped_by_its_lifetime_has_all_saved_that_was_there(
+    is_killed: bool, machine: Machine, bucket: Path
+) -> None:
+    """Also if its runner is killed when it has stopped the program."""
     script = (
         "import itertools, time\n"
         "try:\n"
@@ -173,6 +191,9 @@ def test_a_run_that_is_stopped_by_its_lifetime_has_all_saved_that_was_there(mach
     needs = saved(machine, bucket, script, drain=4.0)
     _, why, owned = machine.try_to_hand_over(needs, ShortAccount)
     owned.give_up()
+    if is_killed:
+        eventually((machine.project / "out" / "last").exists, 60, "the stop")
+        os.kill(machine.runners[0], signal.SIGKILL)
     status = machine.ends()
     assert (status.outcome, status.returncode, status.limit) == (Outcome.CANCELLED, 130, "lifetime"), why
     assert status.unsaved == ""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
@@ -59,6 +59,7 @@ from skypool.runs.stored import KeptFolder, RunStatus
 from skypool.safety import private, removal, user_folders
 from skypool.shipping import pure_packages
 from skypool.text import one_line
+from skypool.wire.save_orders import FolderState
 
 _TURN = 1.0
 """The most seconds of a turn of the loop."""
@@ -224,9 +225,20 @@ class RunnerProcess:
         pool._sender.working().limits.for_programs = _TO_END + (_TO_TELL if self._needs.folders else 0.0)
 
     def _limit_pool(self) -> None:
-        """End the pool at the written end. The clocks of this machine and of the client may differ."""
+        """End the pool at the written end. The clocks of this machine and of the client may differ.
+
+        If it is time to save the last files, stop the program instead: the pool must not end meanwhile.
+        """
         assert self._pool is not None
-        limits = self._pool._sender.working().rental.limits
+        engine, left = self._pool._sender.working(), self._until - clock.elapsed()
+        self._hear_of_folders()
+        if self._needs.folders and left <= engine.saving.reserve + engine.limits.for_programs:
+            if self._state.phase is RunnerPhase.OWNER:
+                self._limit = self._needs.limit
+                self._stop()
+                self._write(Drops(self._state.attempt))
+            return
+        limits = engine.rental.limits
         limits.billed_since = clock.now()
         limits.lifetime = self._until - clock.elapsed()
 
@@ -263,6 +275,7 @@ class RunnerProcess:
         found = stored.statuses(self._output(attempts), range(needs.call.procs or 1))
         status = None if None in found else next(filter(None, found), 0)
         folders = self._save_rest(calm=outcome is Outcome.ENDED and status == 0)
+        is_limit = outcome is Outcome.CANCELLED and not self._state.is_cancelled  # a former runner has stopped it
         now = self._now
         ended = RunStatus(
             claim=needs.claim,
@@ -271,7 +284,7 @@ class RunnerProcess:
             attempts=attempts,
             ended=now,
             usd=sum(each.at(now).usd for each in needs.handover.record.lines),
-            limit=self._limit,
+            limit=self._limit or (needs.limit if is_limit else ""),
             why=self._why(),
             saved=needs.saved,
             folders=folders,
@@ -292,14 +305,21 @@ class RunnerProcess:
         assert pool is not None
         engine, [node] = pool._sender.working(), pool.nodes
         engine.rental.limits.lifetime = None  # from now on, the written end alone ends the machine
-        until = time.monotonic() + _TO_HEAR_OF
-        while not {(node, each) for each in folders} <= engine.saving.states().keys() and time.monotonic() < until:
-            time.sleep(_TURN / 10)
-        known = engine.saving.states()
+        known = self._hear_of_folders()
         self._stuck_at += max((each.drain for (_, id_), each in known.items() if id_ in folders), default=0.0)
         engine.saving.end([node], max(0.0, self._until - clock.elapsed() - _TO_TELL / 2), calm=calm, fits=True)
         known = engine.saving.states()
         return tuple(KeptFolder.of(each, known.get((node, each))) for each in folders)
+
+    def _hear_of_folders(self) -> Mapping[tuple[int, str], FolderState]:
+        """Return the states of the folders that the machine saves, when it has told all of them to this runner."""
+        assert self._pool is not None
+        saving, [node] = self._pool._sender.working().saving, self._pool.nodes
+        until = time.monotonic() + _TO_HEAR_OF
+        wanted = {(node, each) for each in self._needs.folders}
+        while not wanted <= (known := saving.states()).keys() and time.monotonic() < until:
+            time.sleep(_TURN / 10)
+        return known
 
     def _stored(self, ended: RunStatus) -> Stored | NotStored:
         """Store an end in several tries: another runner would fail in the same way, as on a full disk."""
