@@ -92,8 +92,12 @@ def _look(record: Record, found: Sequence[gc.Found] | None, until: float) -> Fou
     assert record.run is not None
     try:
         return look(_access(record, found), record.run.claim, record.run.heir, until)
-    except (OSError, SkypoolError):
-        if (status := end_in_bucket(record)) is None:
+    except (OSError, SkypoolError) as e:
+        try:
+            status = end_in_bucket(record)
+        except (OSError, SkypoolError) as other:
+            raise SkypoolError(f"{e}; {other}") from e
+        if status is None:
             raise
         return Found(has_agent=False, has_row=True, status=status)
 
