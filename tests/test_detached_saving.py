@@ -41,12 +41,12 @@ from skypool.runs.target import Target
 from skypool.runs.whole_run import Asked, WholeRun
 from skypool.testing import FakeCloud, Stock
 from skypool.wire.save_orders import FolderState
-from tests.conftest import eventually
+from tests.conftest import children, eventually
 from tests.handed_runs import HEIR, cloud_at, handed, record_of
 from tests.lab import stores
 from tests.lab.stores import KEYS, secret_of
 from tests.test_detached_run import Project, project
-from tests.test_runner import Machine, machine
+from tests.test_runner import Machine, keeper_of, machine
 from tests.test_save import kept
 
 __all__ = ["machine", "project"]  # fixtures
@@ -203,6 +203,46 @@ def test_a_run_that_is_stopped_by_its_lifetime_has_all_saved_that_was_there(
     assert kept(bucket) == there
 
 
+class LongAccount(RunAccount):
+    """That of a run whose written end leaves time for an end of 20 s."""
+
+    def __init__(self, supply: Supply, claim: Claim, seconds: float, heir: str = "") -> None:
+        super().__init__(supply, claim, 60.0, heir)
+
+
+@pytest.mark.slow
+def test_the_machine_lives_until_its_end_is_stored_though_the_program_stops_late_and_the_store_fails(
+    machine: Machine, bucket: Path
+) -> None:
+    """The agent would end 20 s before the written end by itself, so that the mover has these."""
+    script = (
+        "import shutil, signal, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        f"shutil.rmtree({str(bucket)!r})\n"
+        f"open({str(bucket)!r}, 'w').close()\n"
+        "open('out/a', 'w').write('lost')\n"
+        "time.sleep(600)\n"
+    )
+    began = time.time()
+    _, why, owned = machine.try_to_hand_over(saved(machine, bucket, script, drain=20.0), LongAccount)
+    owned.give_up()
+    status = machine.ends()
+    assert (status.outcome, status.limit) == (Outcome.CANCELLED, "lifetime"), why
+    assert status.unsaved.startswith("1 file of out (a): ")
+    assert began + 40.0 < status.ended < began + 60.0
+
+
+def test_a_run_whose_agent_is_killed_has_all_saved_that_was_there(machine: Machine, bucket: Path) -> None:
+    machine.hand_over(saved(machine, bucket, f"{WRITES}import time\ntime.sleep(600)\n")).give_up()
+    eventually((machine.project / "out" / "log").exists, 60, "the last file")
+    [instance] = sky.Local().instances(pool=machine.claim.run)
+    [agent] = children(keeper_of(instance))
+    os.kill(agent, signal.SIGKILL)
+    eventually(lambda: kept(bucket) == WRITTEN, 30, "the files in the bucket")
+    eventually(lambda: not Path(instance.detail["folder"]).exists(), 30, "the end of the node")
+    assert stored.stored(machine.folder) is None
+
+
 # --- before anything is rented -------------------------------------------------------------------------------
 
 
@@ -258,6 +298,15 @@ def test_a_token_that_expires_nobody_knows_when_is_refused(
     with pytest.raises(UsageError, match=r"nobody renews the token among the keys .* nothing says when it expires"):
         run_of(cloud, buckets={"out": f"file://{bucket}"}).check()
     run_of(cloud, buckets={"out": f"file://{bucket}"}, detach=False).check()
+    assert cloud.count() == 0
+
+
+def test_a_lifetime_that_leaves_the_program_no_time_is_refused(cloud: FakeCloud, bucket: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"the last 145 s of the lifetime may be needed to save out.*longer max_lifetime="
+    ):
+        run_of(cloud, buckets={"out": f"file://{bucket}"}, max_lifetime=145.0).check()
+    run_of(cloud, buckets={"out": f"file://{bucket}"}, max_lifetime=146.0).check()
     assert cloud.count() == 0
 
 

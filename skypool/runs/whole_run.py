@@ -50,6 +50,7 @@ from skypool.runs.save_places import Place, common
 from skypool.runs.saver import Saver
 from skypool.runs.target import Target
 from skypool.runs.teller import Teller
+from skypool.wire.save_orders import DRAIN
 from skypool_images import Image
 from skypool_images.requirements import admits
 
@@ -61,6 +62,8 @@ _FRESH = 3.0
 """Seconds for which it holds what was found in the project. After them, it is looked at again."""
 _LEASE = 600.0
 """Seconds after which machines end that do not hear of this process."""
+_TO_STOP = 25.0
+"""Seconds in which a program is stopped before its folders are saved for the last time, and its end is stored after."""
 _TO_RENEW = 10.0
 """Seconds in which a machine has the newest temporary credentials that this process has made."""
 _LONGEST = 30 * 86400.0
@@ -494,7 +497,17 @@ class WholeRun:
         check_expiry(self._buckets, seconds, option)
         check_expiry(self._data, min(seconds, START), option)  # it is fetched once
         if self._asked.detach:
+            self._check_time()
             check_unrenewed(self._buckets, min(seconds, _LONGEST), option("detach"), option)
+
+    def _check_time(self) -> None:
+        """Raise UsageError if a run that belongs to its machine may have no time but to save its folders."""
+        lifetime, detach = self._asked.max_lifetime, self._tell.option("detach")
+        if self._buckets and lifetime is not None and lifetime <= (kept := DRAIN + _TO_STOP):
+            raise UsageError(
+                f"with {detach}, the last {kept:g} s of the lifetime may be needed to save {self._buckets[0].path}, so "
+                f"that the program has no time; pass a longer {self._tell.option('max_lifetime')}"
+            )
 
     def _check_node(self, found: Plan) -> None:
         """Raise UsageError if no machine that may be rented has the number of the node that is asked for."""
