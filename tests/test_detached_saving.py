@@ -20,6 +20,7 @@ import pytest
 
 import skypool as sky
 from skypool import clock
+from skypool.buckets import store
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.temporary import Credentials, Issuer
 from skypool.data import left_uploads
@@ -43,7 +44,7 @@ from skypool.testing import FakeCloud, Stock
 from skypool.wire.save_orders import FolderState
 from tests.conftest import children, eventually
 from tests.handed_runs import HEIR, cloud_at, handed, record_of
-from tests.lab import stores
+from tests.lab import stores, sts
 from tests.lab.stores import KEYS, secret_of
 from tests.test_detached_run import Project, project
 from tests.test_runner import Machine, keeper_of, machine
@@ -447,11 +448,11 @@ def test_a_rented_machine_saves_alone_to_a_store_and_its_keys_are_on_no_disk(
         pytest.skip(why)
     (tmp_path / "store").mkdir()
     monkeypatch.setenv("SKYPOOL_BUCKET", "")
-    with stores.seaweedfs(tmp_path / "store") as store:
+    with stores.seaweedfs(tmp_path / "store") as served:
         for identity in ("reader", "run"):
             for name, value in zip(KEYS, (identity, secret_of(identity)), strict=True):
                 monkeypatch.setenv(name, value)
-            run = run_of(cloud, buckets={"out": sky.Bucket("s3://models/runs/alone", store.endpoint, keys=KEYS)})
+            run = run_of(cloud, buckets={"out": sky.Bucket("s3://models/runs/alone", served.endpoint, keys=KEYS)})
             if identity == "reader":
                 with pytest.raises(UsageError, match="cannot be used to save out"):
                     run.check()
@@ -474,7 +475,7 @@ def test_a_rented_machine_saves_alone_to_a_store_and_its_keys_are_on_no_disk(
             return not [each for each in cloud.instances(pool=run.name) if each.state != "ended"]
 
         eventually(is_over, 90, "the end of the machine")
-        found = stores.client(store.endpoint).list_objects_v2(Bucket="models", Prefix="runs/alone/")["Contents"]
+        found = stores.client(served.endpoint).list_objects_v2(Bucket="models", Prefix="runs/alone/")["Contents"]
         assert ask_machines(Ledger.here(), [record_of(run.name)]) == {}
     there = {each["Key"].removeprefix("runs/alone/"): each["Size"] for each in found}
     assert {name: size for name, size in there.items() if not name.startswith(".skypool")} == {
@@ -484,3 +485,24 @@ def test_a_rented_machine_saves_alone_to_a_store_and_its_keys_are_on_no_disk(
     assert status is None or (status.returncode, status.unsaved) == (0, "")
     assert (state := state_of(record_of(run.name), time.time())) is not None
     assert state.word == "ended", "its end was read from the bucket"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_with_temporary_credentials_that_outlast_it_is_handed_over_and_saves(
+    cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sts.short_lived(7300.0) as made:
+        session = {"ACCESS_KEY_ID": "ASIASESSION", "SECRET_ACCESS_KEY": "a secret", "SESSION_TOKEN": "its token"}
+        sts.log_in(monkeypatch, {f"AWS_{name}": value for name, value in session.items()})
+        bucket = Bucket("s3://models/runs/x", made.endpoint, role=sts.ROLE)
+        run = run_of(cloud, buckets={"out": bucket})
+        run.check()
+        assert run.run() == 0
+        eventually(lambda: not [each for each in cloud.instances() if each.state != "ended"], 60, "the machine's end")
+        owner = store.client(Bucket("s3://models", made.endpoint))
+        there = {each["Key"].removeprefix("runs/x/") for each in owner.list_objects_v2(Bucket="models")["Contents"]}
+        assert {each for each in there if not each.startswith(".skypool")} == WRITTEN.keys()
+        assert ask_machines(Ledger.here(), [record_of(run.name)]) == {}
+        assert (state := state_of(record_of(run.name), time.time())) is not None
+        assert state.word == "ended"
