@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from skypool.rental.run_state import state_of
 from skypool.runs import asking, stored
 from skypool.runs.asking import ask_machines
 from skypool.runs.machine_look import look
-from skypool.runs.stored import RunStatus
+from skypool.runs.stored import KeptFolder, RunStatus
 from skypool.testing import FakeCloud
 from skypool.wire.transport import Subprocess
 from tests.handed_runs import HEIR, cloud_at, handed, passed, record_of, rented, write_row
@@ -112,6 +113,23 @@ def test_a_run_that_goes_on_is_seen_and_its_end_is_recorded(
     cloud.control.kill(cloud.instances(pool="train")[0])
     assert swept(cloud, Ledger.here()) == ["train"]
     assert run().entry == Entry(State.ENDED, Outcome.ENDED), "and not lost"
+
+
+def test_what_a_run_has_saved_nowhere_is_recorded_and_shown_also_when_its_machine_has_ended(
+    cloud: FakeCloud, agent: Path, place: Path
+) -> None:
+    handed(cloud)
+    passed(cloud, 900.0)
+    write_row(place, CLAIM)
+    lost = KeptFolder("out", "s3://models/x", 3, 12, 1, ("a",), "the store refuses")
+    stored.store(place, replace(ended(), folders=(lost,)))
+    assert asked() == ""
+    assert run().unsaved == "1 file of out (a): the store refuses"
+    cloud.control.kill(cloud.instances(pool="train")[0])
+    assert swept(cloud, Ledger.here()) == ["train"]
+    state = state_of(record_of(), time.time())
+    assert state is not None
+    assert (state.word, "; saved nowhere: 1 file of out (a): the store refuses" in state.why) == ("ended", True)
 
 
 @pytest.mark.parametrize("has_ended", [False, True])

@@ -33,6 +33,7 @@ from skypool.head.states import (
     ToAgent,
 )
 from skypool.wire.frames import WIRE_VERSION, Decoder, Kind, frame, header_of, long_frame
+from skypool.wire.save_orders import Order
 from tests.conftest import eventually
 from tests.lab import small_runner
 
@@ -477,6 +478,27 @@ def test_the_guard_of_the_machine_takes_the_end_first_and_ends_the_machine_at_la
     wanted = f"end 500 {messages.heir_digest(HEIR)}\nstop 3.5\n"
     eventually(lambda: (head.place / "guard.txt").read_text() == wanted, 30, "the stop")
     head.is_gone()
+
+
+def test_the_machine_saves_what_its_last_runner_has_not_had_saved(
+    started: Callable[..., Head], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, bucket = tmp_path / "out", tmp_path / "bucket"
+    bucket.mkdir()
+    head = started(guard="holds")
+    order = Order("out", str(folder), f"file://{bucket}", journal="out", parts=str(ROOT))
+    head.client.send(frame(Kind.SAVE, {}, [json.dumps(order.to_json()).encode()]))
+    head.client.hears(lambda kind, header: kind is Kind.SAVED and header["folders"][0]["phase"] == "saving")
+    head.tell("go")
+    head.commit(end=500, keep=0.5)
+    folder.mkdir(exist_ok=True)
+    (folder / "a").write_text("late")
+    head.client.until(Stage.OVER, 60)
+    wanted = f"end 500 {messages.heir_digest(HEIR)}\nstop 33\n"
+    eventually(lambda: (head.place / "guard.txt").read_text() == wanted, 30, "the stop")
+    head.is_gone()
+    assert (bucket / "a").read_text() == "late"
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ import pytest
 from skypool.agent import keeper, mover_watch
 from skypool.agent.mover_watch import MoverWatch
 from skypool.agent.shared_page import SharedPage
-from skypool.wire.save_orders import SOCKET, Order
+from skypool.wire.save_orders import LEAST, SOCKET, Order
 
 ROOT = str(Path(__file__).parents[1])
 
@@ -284,6 +284,17 @@ def test_a_mover_that_has_just_died_is_replaced_when_the_agent_ends(watched: Wat
     watched.watch.end()
     assert watched.page.mover == watched.watch.pid != dead
     watched.until(lambda: watched.told["out"]["phase"] == "saving" and not watched.told["out"]["trouble"])
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_a_node_needs_no_time_for_an_end_that_fits_into_its_life(fits: bool, watched: Watched) -> None:
+    watched.save()
+    watched.save("more")
+    watched.until(lambda: {each.get("phase") for each in watched.told.values()} == {"saving"})
+    for each in ("out", "more"):
+        assert watched.watch.reserve(600.0) == LEAST
+        watched.order({"do": "end", "id": each, "seconds": 60.0, "calm": True, "stops": False, "fits": fits})
+    assert watched.watch.reserve(600.0) == (0.0 if fits else LEAST)
 
 
 def test_a_look_does_not_wait_for_folders_that_have_ended(watched: Watched) -> None:

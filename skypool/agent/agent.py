@@ -154,6 +154,7 @@ class Agent:
                 self._arrivals,
                 guard or Guard(config.guard, page),
                 runner,
+                lambda: self._mover.reserve(config.lease),
             )
 
         self._ownership = Ownership(hand_over)

@@ -119,6 +119,7 @@ class HandOver:
             and their large arguments.
         guard: what ends the machine.
         runner: what is started as the runner, as `RunnerWatch` takes it.
+        reserve: returns the seconds that the node needs to save what is left of folders before it ends.
     """
 
     def __init__(
@@ -134,11 +135,12 @@ class HandOver:
         arrivals: Arrivals,
         guard: Guard,
         runner: list[str] | None = None,
+        reserve: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._watch, self._clock, self._client, self._lease = watch, clock, client, lease
         self._handlers = handlers
         self._queue, self._stops, self._answers, self._arrivals = queue, stops, answers, arrivals
-        self._guard = guard
+        self._guard, self._reserve = guard, reserve
         self._runner = RunnerWatch(watch, self._step, clock, runner)
         self._state = Agent()
         self._events: deque[tuple[AgentEvent, Connection | None]] = deque()
@@ -404,7 +406,10 @@ class HandOver:
             self._step(EndHeld() if is_held else EndRefused())
 
     def _stop_machine(self) -> None:
-        """Let the machine end, when it was kept for as long as the user wants. An answer is not needed any more."""
+        """Let the machine end, when it was kept for as long as the user wants. An answer is not needed any more.
+
+        What is left of folders is saved after that, if no runner has had it saved before.
+        """
         keep = max(self._place.keep, _TO_TELL)
         self._lease.stay(keep)
-        self._stopping = self._guard.ask_stop(keep)
+        self._stopping = self._guard.ask_stop(keep + self._reserve())

@@ -91,7 +91,8 @@ class MoverWatch:
         return bool(self._saved())
 
     def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool]) -> None:
-        """Obey an order of the client: to save or fill a folder, share its place, log in anew, or save what is left.
+        """Obey an order of the owner: to save or fill a folder, share its place, log in anew, keep a note, or save what
+        is left.
 
         An order may come twice.
 
@@ -113,6 +114,9 @@ class MoverWatch:
             if id_ in self._orders:
                 self._orders[id_]["nodes"] = said["nodes"]
                 self._send(said)
+        elif said["do"] == "note":
+            if self._orders.get(id_, {}).get("serial") == said["serial"]:
+                self._send(said)  # again and again, until it is told
         elif said["do"] == "values":
             order = self._orders.get(id_)
             if order and order["serial"] == said["serial"] and order["credentials"] < said["credentials"]:
@@ -191,8 +195,12 @@ class MoverWatch:
             self._tell([self._told.get(id_, _untold(order)) for id_, order in self._orders.items()])
 
     def reserve(self, lease: float) -> float:
-        """Return the seconds that the node needs to save what is left before it ends, of a lease of so many seconds."""
-        told = ((order, self._told.get(id_, {})) for id_, order in self._orders.items())
+        """Return the seconds that the node needs to save what is left before it ends, of a lease of so many seconds.
+
+        A folder needs none whose owner has ordered an end that fits into the life of the node.
+        """
+        open_ = {id_: each for id_, each in self._orders.items() if not self._ends.get(id_, {}).get("fits")}
+        told = ((order, self._told.get(id_, {})) for id_, order in open_.items())
         needed = (
             seconds_needed(order["drain"], said.get("phase", ""), said.get("unsaved_bytes", 0), said.get("rate", 0.0))
             for order, said in told

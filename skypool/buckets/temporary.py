@@ -108,6 +108,11 @@ class Issuer:
         last = self._last
         return 0.0 if last is None else min(last.least or math.inf, _HALF * last.life)
 
+    def lasts(self, number: int) -> float:
+        """Return the seconds for which the credentials with this number still count; 0 if there are newer ones."""
+        last = self._last
+        return last.left if last is not None and last.number == number else 0.0
+
     def current(self) -> Credentials:
         """Return credentials as `newest` does. Raises UsageError if there are none that count."""
         found = self.newest()

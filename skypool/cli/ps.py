@@ -249,6 +249,7 @@ def _run_data(record: Record, now: float, unheard: str) -> dict[str, object]:
             "why": state.why,
             "seen": None if run.seen is None else output.utc(run.seen),
             "unheard": unheard,
+            "unsaved": run.unsaved,
             "ends": output.utc(run.ends),
             "ends_by": output.utc(run.latest),
             "usd": record.receipt(now).usd,

@@ -263,7 +263,7 @@ class Json(Lines):
     def stays(self, pool: str, seconds: float, usd_per_hour: float) -> None:
         self._tell("stays", pool=pool, seconds=round(seconds, 3), usd_per_hour=usd_per_hour)
 
-    def detached(self, pool: str, seconds: float, worst_usd: float, folder: str) -> None:
+    def detached(self, pool: str, seconds: float, worst_usd: float, folder: str, is_kept: bool = True) -> None:
         self._tell("detached", pool=pool, seconds=round(seconds, 3), worst_usd=worst_usd, folder=folder)
 
     def starts(self, pool: str, boot: float, environment: float, usd: float | None) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from skypool.buckets import google, store
+from skypool.data import objects
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.filled_folder import FETCHES, FilledFolder
 from skypool.data.folder_saver import Account, FolderSaver
@@ -31,7 +32,7 @@ from skypool.data.progress import Pause
 from skypool.data.restoring import Restored, restore
 from skypool.errors import SkypoolError, UsageError
 from skypool.safety import peers, private
-from skypool.wire.save_orders import LOOKED, SOCKET, seconds_needed
+from skypool.wire.save_orders import LOOKED, NOTES, SOCKET, seconds_needed
 
 _SMALL_FILES = 8
 """The number of small files, or parts of a large one, that move at the same time."""
@@ -121,6 +122,7 @@ class Folder:
         self._sharing = threading.Lock()
         self._noted: list[int] = []  # by the numbers of their stops: whose halves are known
         self._noting = threading.Lock()
+        self._notes: list[str] = []  # the names of those that are in the bucket
         self._news = news or threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
         self._thread.start()
@@ -184,6 +186,18 @@ class Folder:
         with self._noting:
             self._noted = [each for each in self._noted if each != number]
 
+    def keep_note(self, name: str, text: str) -> None:
+        """Keep a text in the bucket, also when the folder is not saved any more. Who wants it asks until it is told."""
+        if self._saver is None or name in self._notes:
+            return
+        try:
+            objects.put(self._saver.store, f"{NOTES}/{name}", text.encode())
+        except Exception as e:  # noqa: BLE001 - whatever a store answers
+            print(f"{name} cannot be noted in the bucket: {store.trouble(e).words}", file=sys.stderr, flush=True)
+            return
+        self._notes = [*self._notes, name]
+        self._news.set()
+
     def _saver_soon(self) -> FolderSaver | None:
         """Return the saver, which a mover that just begins has in a moment; None before the folder is back."""
         until = time.monotonic() + _TO_HEAR
@@ -211,7 +225,7 @@ class Folder:
             account["oldest"] = round(max(saver.waiting.oldest, more.waiting.oldest))
             account["rate"] = round(saver.rate.per_second) or self._former_rate
         said |= {"place": self._said["node"], "nodes": self._shared, "phase": self.phase, "whole": self.whole}
-        said |= {"looked": self._noted, "credentials": self._credentials[0]}
+        said |= {"looked": self._noted, "noted": self._notes, "credentials": self._credentials[0]}
         return {**account, **said, "trouble": trouble, "back": restored}
 
     def _advised(self, trouble: str) -> str:
@@ -412,12 +426,13 @@ class Mover:
                 self._folders[id_].end(said["seconds"], said["calm"])
             return
         former = self._folders.get(id_)
-        if said["do"] in ("share", "look", "over"):
+        if said["do"] in ("share", "look", "over", "note"):
             if isinstance(former, Folder):  # in a thread, as a store or a disk may take long
                 acts: dict[str, Callable[[], None]] = {
                     "share": lambda: former.share(said["nodes"]),
                     "look": lambda: former.note_halves(said["number"], said["pids"]),
                     "over": lambda: former.end_halves(said["number"], said["at"]),
+                    "note": lambda: former.keep_note(said["name"], said["text"]),
                 }
                 threading.Thread(target=acts[said["do"]], name=said["do"], daemon=True).start()
             return

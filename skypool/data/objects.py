@@ -34,6 +34,13 @@ def read(store: ObjectStore, name: str) -> bytes:
     return bytes(obstore.get(store, name).bytes())
 
 
+def size(store: ObjectStore, name: str) -> int:
+    """Return the bytes of an object."""
+    import obstore
+
+    return obstore.head(store, name)["size"]
+
+
 def exists(store: ObjectStore, name: str) -> bool:
     """Return True if an object is there."""
     import obstore

@@ -665,6 +665,7 @@ def _folder(said: dict[str, Any]) -> FolderState:
         aside=one_line(_text(what, back, "aside"), _LONGEST_NAME),
         moved=_number(what, back, "moved"),
         unfinished=tuple(map(told, unfinished[:_MOST_NAMES])),
+        noted=tuple(map(told, _texts(what, {"noted": [], **h}, "noted")[:_MOST_NAMES])),
     )
 
 

@@ -351,7 +351,13 @@ class Saving:
         return link
 
     def end(
-        self, nodes: Sequence[int], seconds: float | None = None, *, calm: bool = False, stops: bool = False
+        self,
+        nodes: Sequence[int],
+        seconds: float | None = None,
+        *,
+        calm: bool = False,
+        stops: bool = False,
+        fits: bool = False,
     ) -> None:
         """Have nodes save what is left, and wait for it: at most so long as the orders say.
 
@@ -361,6 +367,7 @@ class Saving:
             seconds: the seconds after which a limit is reached. The machines can be ended before. None for no limit.
             calm: True if what writes the files has ended by itself.
             stops: True to stop calls first, so that nothing more is written.
+            fits: True if no call runs, and nodes live for so many seconds in any case. They need not end earlier then.
         """
         began = time.monotonic()
         if seconds is not None:
@@ -382,7 +389,8 @@ class Saving:
                 elif now - told[key] >= _AGAIN:
                     told[key] = now
                     left = max(0.0, began + most - now)
-                    _send(link, {"do": "end", "id": key[1], "seconds": left, "calm": calm, "stops": stops})
+                    how = {"calm": calm, "stops": stops, "fits": fits}
+                    _send(link, {"do": "end", "id": key[1], "seconds": left, **how})
                 if now >= latest or state is None or state.phase == "ended":
                     del wanted[key]
                     self._tell_lost(key, state)
@@ -392,6 +400,27 @@ class Saving:
         for key in wanted:
             self._tell_lost(key, self.states().get(key))
         self._remove_unfinished()
+
+    def note(self, node: int, name: str, text: str, seconds: float) -> bool:
+        """Have a node keep a text in the bucket of each folder that it saves or has saved.
+
+        Return True if the text is in all of them, within so many seconds. Does not raise.
+        """
+        until, told = time.monotonic() + seconds, -math.inf
+        while True:
+            states = self.states()
+            with self._news:
+                saved = {key: each for key, each in self._ordered.items() if key[0] == node and not each.is_data}
+            left = [each for key, each in saved.items() if key not in states or name not in states[key].noted]
+            now = time.monotonic()
+            if not left or now >= until:
+                return not left
+            if now - told >= _AGAIN:
+                told = now
+                for each in left:
+                    self._send_to(node, each.note(name, text))
+            with self._news:
+                self._news.wait(_AGAIN / 8)
 
     def _tell_lost(self, key: tuple[int, str], state: FolderState | None) -> None:
         """Tell what is perhaps saved nowhere of a folder that has not told of its end."""
@@ -618,6 +647,29 @@ def check_lease(
                 f"{each.bucket} may last when this process is gone, so that machines could not save their last files; "
                 f"{way}{temporary.remedies(each.bucket, option)}"
             )
+
+
+def check_unrenewed(
+    folders: Sequence[SaveFolder], seconds: float, way: str, option: Callable[..., str] = temporary.argument
+) -> None:
+    """Raise UsageError if what nodes log in with may expire within so many seconds, in which nobody renews it.
+
+    Args:
+        way: the option by which the client leaves, as the user writes it.
+        option: returns an option as the user writes it.
+    """
+    for each in folders:
+        if each.issuer is not None and each.issuer.shortest < seconds:
+            what = f"the temporary credentials of {each.bucket}, which may last {each.issuer.shortest / 3600:.1f} hours"
+        elif each.bucket.has_token and each.expires is None:
+            what = f"the token among the keys of {each.bucket}, and nothing says when it expires"
+        else:
+            continue
+        raise UsageError(
+            f"with {way}, nobody renews {what}: name keys that do not expire as {option('keys')}, give the machines an "
+            f"identity and pass {option('identity')} (`skypool setup` makes one), shorten {option('max_lifetime')}, or "
+            f"leave {way} out"
+        )
 
 
 def _newest(folder: SaveFolder | DataFolder) -> tuple[tuple[str, ...], int]:

@@ -273,7 +273,15 @@ class Ledger:
 
     # --- after renting: methods that never raise -------------------------------------------------------------
 
-    def mark(self, session: str, change: ledger_runs.Mark, at: float = math.inf, *, seen: float | None = None) -> None:
+    def mark(
+        self,
+        session: str,
+        change: ledger_runs.Mark,
+        at: float = math.inf,
+        *,
+        seen: float | None = None,
+        unsaved: str = "",
+    ) -> None:
         """Write over the entry of a pool's run that is handed over, by the rule of `steps.merged`. Does not raise.
 
         The entry only goes forward, whoever writes. If it then says that the machine has ended, the account of the
@@ -284,9 +292,10 @@ class Ledger:
                 entry, in the same transaction.
             at: since when it is so, in seconds since 1970; a time in the future, as by default, counts as now.
             seen: when the machine has said it, in seconds since 1970; None if it has not.
+            unsaved: what it has said of files that are saved nowhere; "" if it has said nothing of any.
         """
         now = min(at, time.time())
-        self._note(lambda book: ledger_runs.mark(book, session, change, now, seen))
+        self._note(lambda book: ledger_runs.mark(book, session, change, now, seen, unsaved))
 
     def rented(
         self,

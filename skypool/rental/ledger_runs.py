@@ -58,13 +58,15 @@ def begin(
     _write(book, session, new)
 
 
-def mark(book: sqlite3.Connection, session: str, change: Mark, now: float, seen: float | None = None) -> None:
+def mark(
+    book: sqlite3.Connection, session: str, change: Mark, now: float, seen: float | None = None, unsaved: str = ""
+) -> None:
     """Write over the entry of a run by the rule of `steps.merged`. Do nothing if the pool's run is not handed over.
 
     `now` is the time since when it is so; an earlier one than that of the present entry counts as that. `seen` is the
-    time at which the machine has said it; None if it has not. If the entry then says that the machine has ended, its
-    account is closed at `now`, and the pool is over. A run that was not started is an exception: its client closes the
-    pool.
+    time at which the machine has said it; None if it has not. `unsaved` is what it has said of files that are saved
+    nowhere; "" changes nothing. If the entry then says that the machine has ended, its account is closed at `now`, and
+    the pool is over. A run that was not started is an exception: its client closes the pool.
     """
     found = read(book, clock.now(), "p.session = ?", session)
     old = found[0].run if found else None
@@ -72,11 +74,12 @@ def mark(book: sqlite3.Connection, session: str, change: Mark, now: float, seen:
         return
     entry = merged(old.entry, change if isinstance(change, Entry) else change(old.entry))
     last = max((each for each in (old.seen, seen) if each is not None), default=None)
-    if (entry, last) == (old.entry, old.seen):
+    unsaved = unsaved or old.unsaved
+    if (entry, last, unsaved) == (old.entry, old.seen, old.unsaved):
         return
     now = max(now, old.at)
     is_known = entry == old.entry or (entry.outcome is not None and entry.outcome is old.entry.outcome)
-    _write(book, session, replace(old, entry=entry, at=old.at if is_known else now, seen=last))
+    _write(book, session, replace(old, entry=entry, at=old.at if is_known else now, seen=last, unsaved=unsaved))
     if entry.state is Ledger.ENDED and entry.outcome is not Outcome.NOT_STARTED:
         end = min(now, old.latest)
         sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), ?) WHERE session = ? AND ended IS NULL"
@@ -89,5 +92,5 @@ def mark(book: sqlite3.Connection, session: str, change: Mark, now: float, seen:
 def _write(book: sqlite3.Connection, session: str, run: RunRecord) -> None:
     outcome = None if run.entry.outcome is None else run.entry.outcome.value
     said = run.claim.run, run.claim.generation, run.entry.state.value, outcome
-    row = session, *said, run.at, run.ends, run.latest, run.worst_usd, run.heir, run.seen
+    row = session, *said, run.at, run.ends, run.latest, run.worst_usd, run.heir, run.seen, run.unsaved
     book.execute(f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(row))})", row)

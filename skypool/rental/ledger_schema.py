@@ -67,6 +67,9 @@ CREATE TABLE IF NOT EXISTS runs (
 ALTER TABLE runs ADD COLUMN heir TEXT NOT NULL DEFAULT '';
 ALTER TABLE runs ADD COLUMN seen REAL;
 """,
+    """
+ALTER TABLE runs ADD COLUMN unsaved TEXT NOT NULL DEFAULT '';
+""",
 )
 """SQL steps that bring the tables from each version to the next. The first step makes the tables in an empty file.
 
@@ -77,6 +80,7 @@ is the time until which machines stay after the end of their `with` block; NULL 
 pool's `max_lifetime` in seconds; NULL for no limit. `start_usd` is the estimated cost of the start of a machine. `runs`
 has a row for each pool whose run is handed over to its machine: `ledger_runs`. `runs.heir` is the digest by which the
 hand-over is known on the machine, and `runs.seen` the time when the machine has last said how the run stands.
+`runs.unsaved` says what of its folders is saved nowhere.
 """
 SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""

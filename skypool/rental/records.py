@@ -76,6 +76,8 @@ class RunRecord:
         heir: the digest of the word by which the runner is known, as from `messages.heir_digest`. On the machine, the
             row of this hand-over has the same. "" if it is not known.
         seen: when the machine has last said how the run stands, or has ended; None if nobody has asked it.
+        unsaved: what of its folders that are kept in buckets is saved nowhere, and why; "" for nothing, or before the
+            end.
     """
 
     claim: states.Claim
@@ -86,6 +88,7 @@ class RunRecord:
     worst_usd: float
     heir: str = ""
     seen: float | None = None
+    unsaved: str = ""
 
     @property
     def is_given(self) -> bool:
@@ -310,7 +313,7 @@ def _intent(row: Sequence[Any]) -> Intent:
 
 
 def _run(row: tuple[object, ...]) -> RunRecord:
-    _, run, generation, state, outcome, at, ends, latest, worst_usd, heir, seen = row
+    _, run, generation, state, outcome, at, ends, latest, worst_usd, heir, seen, unsaved = row
     return RunRecord(
         claim=states.Claim(_text(run), _whole(generation)),
         entry=states.Entry(
@@ -322,6 +325,7 @@ def _run(row: tuple[object, ...]) -> RunRecord:
         worst_usd=_number(worst_usd),
         heir=_text(heir),
         seen=None if seen is None else _time(seen),
+        unsaved=_text(unsaved),
     )
 
 

@@ -30,7 +30,7 @@ class RunState:
         word: "starting" before it is known that its machine has taken it over, "running" after that, and "draining"
             when its written end has come. The others say how it has ended.
         since: since when, in seconds since 1970.
-        why: reason for the state, and what is not known.
+        why: reason for the state, and what is not known or saved nowhere.
     """
 
     word: Word
@@ -50,7 +50,8 @@ def state_of(record: Record, now: float) -> RunState | None:
     if run.entry.outcome is not None:
         word, why = WORDS[run.entry.outcome]
         then = seen if run.entry.outcome is Outcome.LOST else ""
-        return RunState(word, run.at, why + then + what_is_left(record, now))
+        nowhere = f"; saved nowhere: {run.unsaved}" if run.unsaved else ""
+        return RunState(word, run.at, why + then + nowhere + what_is_left(record, now))
     if not run.is_given or record.ended is not None or not record.running:
         word, why = WORDS[Outcome.LOST]
         return RunState(word, record.ended or run.at, why + seen)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from concurrent.futures import wait
 from functools import partial
 
+from skypool.errors import SkypoolError
 from skypool.head.states import Entry, Ledger
 from skypool.head.steps import seen, seen_cut_off
 from skypool.rental import gc, ledger
 from skypool.rental.records import Record
 from skypool.runs import stored
+from skypool.runs.end_in_bucket import end_in_bucket
 from skypool.runs.machine_look import Found, look
 from skypool.runs.own_thread import in_thread
 from skypool.runs.reaching import access_of
@@ -27,7 +29,7 @@ def ask_machines(
     """Ask the machines of runs that belong to them how the runs stand, and record it.
 
     All are asked at the same time, for 8 s at most. Runs whose end is known are left out. A run whose machine does not
-    answer keeps its entry. Nothing is raised.
+    answer keeps its entry, unless its end is in the bucket of a folder. Nothing is raised.
 
     Args:
         records: the pools in the ledger.
@@ -68,8 +70,9 @@ def record_found(known: ledger.Ledger, session: str, found: Found) -> None:
     """Record what a machine with the row of the run has said. Raises LedgerError if the ledger cannot be written."""
     now = time.time()
     if found.status is not None:
-        stored.keep_here(session, found.status)
-        known.mark(session, Entry(Ledger.DETACHED, found.status.outcome), found.status.ended, seen=now)
+        entry, status = Entry(Ledger.DETACHED, found.status.outcome), found.status
+        stored.keep_here(session, status)
+        known.mark(session, entry, status.ended, seen=now, unsaved=status.unsaved)
     elif found.has_agent:
         known.mark(session, partial(seen, is_committed=True), seen=now)
     else:
@@ -87,4 +90,13 @@ def _without_row(record: Record, found: Found) -> str:
 
 def _look(record: Record, found: Sequence[gc.Found] | None, until: float) -> Found:
     assert record.run is not None
-    return look(access_of(record, found), record.run.claim, record.run.heir, until)
+    try:
+        return look(access_of(record, found), record.run.claim, record.run.heir, until)
+    except (OSError, SkypoolError) as e:
+        try:
+            status = end_in_bucket(record)
+        except (OSError, SkypoolError) as other:
+            raise SkypoolError(f"{e}; {other}") from e
+        if status is None:
+            raise
+        return Found(has_agent=False, has_row=True, status=status)

@@ -37,6 +37,7 @@ def note_ends(known: ledger.Ledger) -> None:
         if row is None or (row.claim, row.heir) != (run.claim, run.heir):
             continue
         if status is not None and status.claim == run.claim:
-            known.mark(record.session, Entry(Ledger.DETACHED, status.outcome), status.ended, seen=time.time())
+            entry = Entry(Ledger.DETACHED, status.outcome)
+            known.mark(record.session, entry, status.ended, seen=time.time(), unsaved=status.unsaved)
         elif status is None and "" not in (row.boot, boot := rows.boot_id()) and row.boot != boot:
             known.mark(record.session, partial(seen_cut_off, has_row=True, stored=None), seen=time.time())

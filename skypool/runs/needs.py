@@ -36,6 +36,7 @@ class Needs:
             knows from the agent how many seconds are left until then.
         limit: what ends the run then: "budget" or "lifetime".
         keep: the seconds before that for which the machine stays after its program.
+        folders: the names of the folders that the machine saves to buckets. It has the keys itself, in memory.
     """
 
     claim: Claim
@@ -48,9 +49,18 @@ class Needs:
     ends: float = 0.0
     limit: str = "lifetime"
     keep: float = 0.0
+    folders: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, claim: Claim, handover: Handover, call: ProgramCall, retries: int, saved: str) -> Needs:
+    def of(
+        cls,
+        claim: Claim,
+        handover: Handover,
+        call: ProgramCall,
+        retries: int,
+        saved: str,
+        folders: Sequence[str] = (),
+    ) -> Needs:
         """Return the needs of a runner on the only machine of a pool."""
         [node] = handover.nodes
         folder = stored.place_of(node.access, claim)
@@ -58,7 +68,7 @@ class Needs:
         # without settings of drivers, of which there are none, and limits by the clock of this computer
         record = replace(handover.record, notes=(), budget=None, lifetime=None)
         given = replace(handover, record=record, nodes=(here,))
-        return cls(claim, given, call, retries, folder, saved, pure_packages.packed())
+        return cls(claim, given, call, retries, folder, saved, pure_packages.packed(), folders=tuple(folders))
 
     def packed(self) -> bytes:
         """Return the needs as bytes, for a process with the same version of skypool.

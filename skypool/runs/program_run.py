@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import os
 import secrets
 import threading
@@ -43,7 +44,7 @@ from skypool.runs.follow import Follower, stop
 from skypool.runs.own_thread import in_thread
 from skypool.runs.target import Target
 from skypool.text import one_line, printable
-from skypool.wire.save_orders import FolderState
+from skypool.wire.save_orders import DRAIN, FolderState
 
 _AFTER = 30.0
 """Seconds after which output is given up that does not come any more after a program's end."""
@@ -315,7 +316,7 @@ class ProgramRun:
             folders = {
                 os.path.normpath(os.path.join(end.folder, self.target.folder, each.path)): each for each in self.buckets
             }
-            self._saving.begin(end.node, folders, number, len(savers), self.complete)
+            self._saving.begin(end.node, folders, number, len(savers), self.complete, DRAIN)
 
         self._beside(*(partial(begin, number) for number in range(len(savers))))
 
@@ -349,6 +350,13 @@ class ProgramRun:
             raise
         mine = {each.path for each in self.buckets}
         return [each for (_, id_), each in sorted(self._saving.states().items()) if id_ in mine]
+
+    def logins_last(self) -> float:
+        """Return the seconds for which nodes reach their buckets if nobody renews their logins; infinite for ever."""
+        states = self._saving.states().values()
+        issuers = {each.path: each.issuer for each in self.buckets if each.issuer is not None}
+        left = (issuers[each.id].lasts(each.credentials) for each in states if each.id in issuers)
+        return min(left, default=math.inf)
 
     @property
     def is_stranger(self) -> bool:

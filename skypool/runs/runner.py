@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
@@ -55,15 +55,22 @@ from skypool.runs import stored
 from skypool.runs.needs import Needs
 from skypool.runs.own_thread import in_thread
 from skypool.runs.program_run import exit_status
-from skypool.runs.stored import About, RunStatus
+from skypool.runs.stored import About, KeptFolder, RunStatus
 from skypool.safety import private, removal, user_folders
 from skypool.shipping import pure_packages
 from skypool.text import one_line
+from skypool.wire.save_orders import FolderState
 
 _TURN = 1.0
 """The most seconds of a turn of the loop."""
 _TO_END = 10.0
 """Seconds before the end by budget or lifetime at which the program is stopped, so that its end is stored before."""
+_TO_TELL = 10.0
+"""Seconds before that end in which it is stored what was saved to buckets. The program is stopped so much earlier."""
+_TO_NOTE = 5.0
+"""The most seconds in which the end of the run is kept in the buckets of its folders, after it was stored here."""
+_TO_HEAR_OF = 20.0
+"""Seconds in which the agent has told a new runner of the folders that it saves."""
 _TO_CLOSE = 8.0
 """Seconds in which the pool is closed after the end."""
 _TO_HEAR = 5.0
@@ -110,7 +117,7 @@ class RunnerProcess:
         self._pool: ComputePool | None = None
         self._running: CallFuture[Any] | None = None
         self._failed: tuple[float, int] | None = None  # when the call of which attempt has failed
-        self._limit = ""
+        self._limit = self._heir = ""
         self._until = math.inf  # the written end, by `clock.elapsed`, which steps of this machine's clock do not change
         self._moves = 0
         self._stuck_at = math.inf  # when the present work counts as stuck
@@ -209,13 +216,15 @@ class RunnerProcess:
 
     def _take(self, heir: str) -> None:
         """Take the machine over as its owner."""
+        self._heir = messages.heir_digest(heir)
         with contextlib.suppress(OSError):  # a full disk; its end may leave some room
             stored.reserve(self._folder)
             stored.describe(self._folder, self._about)
         # the ledger of a former runner, which may say that the pool has ended; all that counts is in the needs
         removal.remove(user_folders.state() / "ledger")
         self._pool = pool = ComputePool._held(replace(self._needs.handover, heir=heir), console="off")
-        pool._sender.working().limits.for_programs = _TO_END + self._needs.keep
+        told = _TO_TELL if self._needs.folders else 0.0
+        pool._sender.working().limits.for_programs = _TO_END + self._needs.keep + told
 
     @property
     def _about(self) -> About:
@@ -224,9 +233,20 @@ class RunnerProcess:
         return About(call.procs, os.path.normpath(os.path.join(copy, call.folder)), programs)
 
     def _limit_pool(self) -> None:
-        """End the pool at the written end. The clocks of this machine and of the client may differ."""
+        """End the pool at the written end. The clocks of this machine and of the client may differ.
+
+        If it is time to save the last files, stop the program instead: the pool must not end meanwhile.
+        """
         assert self._pool is not None
-        limits = self._pool._sender.working().rental.limits
+        engine, left = self._pool._sender.working(), self._until - clock.elapsed()
+        self._hear_of_folders()
+        if self._needs.folders and left <= engine.saving.reserve + engine.limits.for_programs:
+            if self._state.phase is RunnerPhase.OWNER:
+                self._limit = self._needs.limit
+                self._stop()
+                self._write(Drops(self._state.attempt))
+            return
+        limits = engine.rental.limits
         limits.billed_since = clock.now()
         limits.lifetime = self._until - clock.elapsed()
 
@@ -258,10 +278,13 @@ class RunnerProcess:
                 each.cancel()
 
     def _store(self, outcome: Outcome, attempts: int) -> None:
-        """Store how the run has ended, unless a former runner has done that."""
-        needs, now = self._needs, self._now
+        """Have the last files saved, and store how the run has ended, unless a former runner has done that."""
+        needs = self._needs
         found = stored.statuses(self._output(attempts), range(needs.call.procs or 1))
         status = None if None in found else next(filter(None, found), 0)
+        folders = self._save_rest(calm=outcome is Outcome.ENDED and status == 0)
+        is_limit = outcome is Outcome.CANCELLED and not self._state.is_cancelled  # a former runner has stopped it
+        now = self._now
         ended = RunStatus(
             claim=needs.claim,
             outcome=outcome,
@@ -269,11 +292,42 @@ class RunnerProcess:
             attempts=attempts,
             ended=now,
             usd=sum(each.at(now).usd for each in needs.handover.record.lines),
-            limit=self._limit,
+            limit=self._limit or (needs.limit if is_limit else ""),
             why=self._why(),
             saved=needs.saved,
+            folders=folders,
         )
         self._events.put(self._stored(ended))
+
+    def _save_rest(self, calm: bool) -> tuple[KeptFolder, ...]:
+        """Have what is left of the folders saved that are kept in buckets, and return what is saved of each.
+
+        It takes so long as their orders say at most, and ends early enough that the end of the run is stored.
+
+        Args:
+            calm: True if the program has ended by itself, and well.
+        """
+        folders, pool = self._needs.folders, self._pool
+        if not folders:
+            return ()
+        assert pool is not None
+        engine, [node] = pool._sender.working(), pool.nodes
+        engine.rental.limits.lifetime = None  # from now on, the written end alone ends the machine
+        known = self._hear_of_folders()
+        self._stuck_at += max((each.drain for (_, id_), each in known.items() if id_ in folders), default=0.0)
+        engine.saving.end([node], max(0.0, self._until - clock.elapsed() - _TO_TELL / 2), calm=calm, fits=True)
+        known = engine.saving.states()
+        return tuple(KeptFolder.of(each, known.get((node, each))) for each in folders)
+
+    def _hear_of_folders(self) -> Mapping[tuple[int, str], FolderState]:
+        """Return the states of the folders that the machine saves, when it has told all of them to this runner."""
+        assert self._pool is not None
+        saving, [node] = self._pool._sender.working().saving, self._pool.nodes
+        until = time.monotonic() + _TO_HEAR_OF
+        wanted = {(node, each) for each in self._needs.folders}
+        while not wanted <= (known := saving.states()).keys() and time.monotonic() < until:
+            time.sleep(_TURN / 10)
+        return known
 
     def _stored(self, ended: RunStatus) -> Stored | NotStored:
         """Store an end in several tries: another runner would fail in the same way, as on a full disk."""
@@ -281,11 +335,25 @@ class RunnerProcess:
         for pause in _TO_STORE:
             time.sleep(pause)
             try:
-                return Stored(stored.store(self._folder, ended).outcome)
+                found = stored.store(self._folder, ended)
             except (OSError, SkypoolError) as e:
                 why = one_line(f"how the run has ended could not be stored: {e}", 1000)
                 print(why, file=sys.stderr, flush=True)
+            else:
+                self._note(found)
+                return Stored(found.outcome)
         return NotStored(ended.outcome, why)
+
+    def _note(self, status: RunStatus) -> None:
+        """Keep the end of the run in the buckets of its folders, too, which outlive the machine."""
+        pool = self._pool
+        if not self._needs.folders or pool is None or pool._begun is None:
+            return
+        name, text = stored.note_name(status.claim, self._heir), stored.note_of(status, self._heir)
+        seconds = min(_TO_NOTE, self._until - clock.elapsed() - _TO_NOTE / 2)
+        [node] = pool.nodes
+        if not pool._begun.saving.note(node, name, text, seconds):
+            print("how the run has ended is not in all buckets of its folders", file=sys.stderr, flush=True)
 
     def _why(self) -> str:
         """Return why the program was not started, or was lost; "" if it was not, or nobody knows."""
@@ -313,6 +381,7 @@ class RunnerProcess:
             return
         if not self._limit and engine.limits.until_stop() <= 0:
             self._limit = self._needs.limit
+            engine.rental.limits.lifetime = None  # the pool must not end while the last files are saved
             self._works.put(self._stop)
             self._works.put(partial(self._write, Drops(self._state.attempt)))
         if self._failed is not None:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from skypool.runs.output_files import END, END_FILE
 from skypool.safety import durable, private, user_folders
 from skypool.text import one_line
 from skypool.wire.frames import WIRE_VERSION
+from skypool.wire.save_orders import FolderState
 from skypool.wire.transport import Subprocess
 
 STATUS = "status.json"
@@ -39,7 +40,74 @@ _ENDS = (Outcome.ENDED, Outcome.FAILED, Outcome.CANCELLED, Outcome.INTERRUPTED)
 _ENDS_HERE = "run-ends"
 """The folder on this computer with the ends of runs that other machines have told."""
 _VERSION = 1
-_MOST = 1 << 20
+MOST = 1 << 20
+"""The most bytes of a status."""
+_DIGITS = 16
+"""The digits of a digest that tell runs of one name apart."""
+_MOST_FOLDERS = 64
+_MOST_NAMES = 5
+_LONGEST_NAME = 100
+_LONGEST_TEXT = 300
+_LONGEST_URL = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFolder:
+    """A folder of a run that is kept in a bucket, at the end of the run.
+
+    Attributes:
+        id: the name of the folder as the user wrote it.
+        url: the place where it is kept; "" if its machine has not said it.
+        files: the number of files that were saved, and `bytes` their bytes.
+        unsaved: the number of files that are saved nowhere as they were last.
+        names: some of these.
+        why: why something is or may be saved nowhere; "" if all is saved.
+    """
+
+    id: str
+    url: str = ""
+    files: int = 0
+    bytes: int = 0
+    unsaved: int = 0
+    names: tuple[str, ...] = ()
+    why: str = ""
+
+    @classmethod
+    def of(cls, id_: str, state: FolderState | None) -> KeptFolder:
+        """Return what is known of a folder when it was saved for the last time; `state` is None for nothing."""
+        if state is None:
+            return cls(id_, why="its machine has not told what is saved of it")
+        has_ended = state.phase == "ended"
+        is_saved = has_ended and (state.whole or not state.unsaved)
+        why = "" if is_saved else state.trouble or "there was no time for it"
+        names = tuple(one_line(each, _LONGEST_NAME) for each in state.names) if why else ()
+        unsaved = state.unsaved if why else 0
+        return cls(
+            one_line(id_, _LONGEST_TEXT), one_line(state.url, _LONGEST_URL), state.files, state.bytes, unsaved, names,
+            one_line(why, _LONGEST_TEXT),
+        )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> KeptFolder:
+        """Return the folder that a JSON object is. Raises KeyError, TypeError or ValueError for anything else."""
+        files, bytes_, unsaved = (int(said[name]) for name in ("files", "bytes", "unsaved"))
+        if min(files, bytes_, unsaved) < 0:
+            raise ValueError("less than no file")
+        return cls(
+            one_line(str(said["id"]), _LONGEST_TEXT), one_line(str(said["url"]), _LONGEST_URL), files, bytes_, unsaved,
+            tuple(one_line(str(each), _LONGEST_NAME) for each in [*said["names"]][:_MOST_NAMES]),
+            one_line(str(said["why"]), _LONGEST_TEXT),
+        )  # fmt: skip
+
+    @property
+    def lost(self) -> str:
+        """What is or may be saved nowhere, and why; "" if all is saved."""
+        if not self.why:
+            return ""
+        if not self.unsaved:
+            return f"files of the last seconds of {self.id} perhaps: {self.why}"
+        named = f" ({', '.join(self.names)})" if self.names else ""
+        return f"{self.unsaved} file{'s' * (self.unsaved != 1)} of {self.id}{named}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +124,7 @@ class RunStatus:
         limit: what the program was stopped for: "budget" or "lifetime"; "" if it was not.
         why: why the program has failed, if that is known; "" if not.
         saved: the folder that was to be fetched, on the machine; "" for none.
+        folders: the folders that are kept in buckets.
     """
 
     claim: Claim
@@ -67,6 +136,12 @@ class RunStatus:
     limit: str = ""
     why: str = ""
     saved: str = ""
+    folders: tuple[KeptFolder, ...] = ()
+
+    @property
+    def unsaved(self) -> str:
+        """What of its folders is or may be saved nowhere, and why; "" if all is saved."""
+        return "; ".join(filter(None, (each.lost for each in self.folders)))
 
     def to_json(self) -> dict[str, Any]:
         return {"version": _VERSION, **asdict(self), "outcome": self.outcome.value}
@@ -89,6 +164,7 @@ class RunStatus:
                 limit=one_line(str(said["limit"]), 100),
                 why=one_line(str(said["why"]), 1000),
                 saved=str(said["saved"]),
+                folders=tuple(map(KeptFolder.from_json, [*said.get("folders", ())][:_MOST_FOLDERS])),
             )
         except (KeyError, OverflowError, TypeError, ValueError) as e:
             raise SkypoolError(
@@ -165,6 +241,26 @@ def _packed(status: RunStatus) -> bytes:
     return json.dumps(status.to_json()).encode()
 
 
+def note_name(claim: Claim, heir: str) -> str:
+    """Return the name of the end of a run in a bucket. `heir` is the digest by which its hand-over is known."""
+    return f"{claim.run}-{claim.generation}-{heir[:_DIGITS]}.json"
+
+
+def note_of(status: RunStatus, heir: str) -> str:
+    """Return the end of a run as it is kept in a bucket. `heir` is the digest by which its hand-over is known."""
+    return json.dumps({**status.to_json(), "heir": heir})
+
+
+def from_note(data: bytes, claim: Claim, heir: str) -> RunStatus | None:
+    """Return the end of a run in a bucket; None if it is that of another hand-over.
+
+    Raises SkypoolError or ValueError if it is not valid.
+    """
+    said = json.loads(data)
+    found = RunStatus.from_json(said)
+    return found if (found.claim, said.get("heir")) == (claim, heir) else None
+
+
 def stored(folder: Path) -> RunStatus | None:
     """Return the status of a run in its folder; None if none is stored.
 
@@ -177,7 +273,7 @@ def stored(folder: Path) -> RunStatus | None:
     except FileNotFoundError:
         return None
     try:
-        said = json.loads(data) if len(data) <= _MOST else None
+        said = json.loads(data) if len(data) <= MOST else None
     except ValueError:
         said = None
     return RunStatus.from_json(said)

@@ -200,18 +200,22 @@ class Teller(ABC):
         spent = f"{_price(usd)} before your first line"
         self.note(f"start    pool {pool}: boot {span(boot)}, environment {span(environment)}, {spent}")
 
-    def detached(self, pool: str, seconds: float, worst_usd: float, folder: str) -> None:
+    def detached(self, pool: str, seconds: float, worst_usd: float, folder: str, is_kept: bool = True) -> None:
         """Tell that the run belongs to its machine now. `folder` is that of its output there.
 
         Args:
             seconds: after how long the machine ends in any case.
             worst_usd: the most that the pool may cost in all, in US dollars.
+            is_kept: False if the machine ends at once with the run, and with that folder.
         """
+        where = f"its output and its end are in {folder} there"
+        if not is_kept:
+            where = f"its folders and its end are in their buckets, and its output is lost with the machine ({folder})"
         cost = f" and costs at most {math.ceil(100 * worst_usd - 1e-6) / 100:.2f} USD in all" if worst_usd else ""
         self.note(
-            f"detached run {pool} belongs to its machine now, which ends within {span(seconds)}{cost}; its output and "
-            f"its end are in {folder} there; `skypool logs -f {pool}` shows what it prints, `skypool wait {pool}` "
-            f"waits for its end, and `skypool cancel {pool}` ends it"
+            f"detached run {pool} belongs to its machine now, which ends within {span(seconds)}{cost}; {where}; "
+            f"`skypool logs -f {pool}` shows what it prints, `skypool wait {pool}` waits for its end, and `skypool "
+            f"cancel {pool}` ends it"
         )
 
     def stage(self, text: str) -> None:

@@ -32,7 +32,7 @@ from skypool.model import Offer
 from skypool.offers.need import drivers_asked
 from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
-from skypool.pool.saving import check_expiry, check_identity, check_lease, longest
+from skypool.pool.saving import check_expiry, check_identity, check_lease, check_unrenewed, longest
 from skypool.pool.states import Phase
 from skypool.rental.budget import START, Budget, ceiling, start_words, usd_to_start
 from skypool.rental.ledger import Ledger
@@ -50,6 +50,7 @@ from skypool.runs.save_places import Place, common
 from skypool.runs.saver import Saver
 from skypool.runs.target import Target
 from skypool.runs.teller import Teller
+from skypool.wire.save_orders import DRAIN
 from skypool_images import Image
 from skypool_images.requirements import admits
 
@@ -61,6 +62,10 @@ _FRESH = 3.0
 """Seconds for which it holds what was found in the project. After them, it is looked at again."""
 _LEASE = 600.0
 """Seconds after which machines end that do not hear of this process."""
+_TO_STOP = 25.0
+"""Seconds in which a program is stopped before its folders are saved for the last time, and its end is stored after."""
+_TO_RENEW = 10.0
+"""Seconds in which a machine has the newest temporary credentials that this process has made."""
 _LONGEST = 30 * 86400.0
 """The most seconds of a run that belongs to its machine, if neither budget nor lifetime ends it before."""
 _SPARES = 2
@@ -223,16 +228,13 @@ class WholeRun:
                 raise UsageError(f"{what} has {each.hosts} hosts, and {detach} takes a run on one node; leave it out")
             if each.trust != "full":
                 raise UsageError(f"{what} is a machine of a stranger, to whom no run is given; leave {detach} out")
-            if each.usd_per_hour and self._asked.keep is None:
+            if each.usd_per_hour and self._asked.keep is None and not self._buckets:
                 raise UsageError(
                     f"how the run ends, what it prints and what it saves are on its machine alone, and lost with it: "
                     f"say how long {what} stays after the run, and costs {each.usd_per_hour:g} USD an hour, as by "
-                    f"{self._tell.option('keep', '1h')}"
+                    f"{self._tell.option('keep', '1h')}, or have what it saves kept in a bucket, as by "
+                    f"{self._tell.option('save', 'out=s3://models/x')}"
                 )
-        if self._buckets:
-            raise UsageError(
-                f"{detach} does not keep folders in buckets yet; leave {detach} or {self._tell.option('save')} out"
-            )
 
     def _check_cost(self, found: Plan, most: float | None) -> None:
         """Raise UsageError if a machine that may be rented would cost more than was said when nobody watches it.
@@ -499,6 +501,18 @@ class WholeRun:
         check_identity([*self._buckets, *self._data], rented, drivers_asked(self._asked.rent["provider"]), option)
         check_expiry(self._buckets, seconds, option)
         check_expiry(self._data, min(seconds, START), option)  # it is fetched once
+        if self._asked.detach:
+            self._check_time()
+            check_unrenewed(self._buckets, min(seconds, _LONGEST), option("detach"), option)
+
+    def _check_time(self) -> None:
+        """Raise UsageError if a run that belongs to its machine may have no time but to save its folders."""
+        lifetime, detach = self._asked.max_lifetime, self._tell.option("detach")
+        if self._buckets and lifetime is not None and lifetime <= (kept := DRAIN + _TO_STOP):
+            raise UsageError(
+                f"with {detach}, the last {kept:g} s of the lifetime may be needed to save {self._buckets[0].path}, so "
+                f"that the program has no time; pass a longer {self._tell.option('max_lifetime')}"
+            )
 
     def _check_node(self, found: Plan) -> None:
         """Raise UsageError if no machine that may be rented has the number of the node that is asked for."""
@@ -655,7 +669,16 @@ class WholeRun:
                 f"the run is not handed over, as its {account.limit} ends the machine in {span(account.left)}, and "
                 f"{tell.option('keep')} ({span(keep)}) leaves nothing of that to the program; shorten it, or allow more"
             )
-        needs = Needs.of(claim, pool._handed_over(), call, 0, saved)
+        until = time.monotonic() + _TO_RENEW
+        while made.logins_last() < account.left:
+            if time.monotonic() > until:
+                raise SkypoolError(
+                    f"the run was not started, as nobody would renew the temporary credentials of its machine, which "
+                    f"end in {span(made.logins_last())}, before its end in {span(account.left)}"
+                )
+            time.sleep(_TO_RENEW / 50)
+        folders = [each.path for each in self._buckets]
+        needs = Needs.of(claim, pool._handed_over(), call, 0, saved, folders)
         needs.packed()  # a mistake there is told while the machine has no other owner
         tell.stage("the machine, which takes the run over")
         owned = OwnedMachine(pool, needs, account, keep)
@@ -672,7 +695,8 @@ class WholeRun:
             await_end(left)
         left.result()
         if said is Said.DETACHED:
-            tell.detached(pool.name, account.left, account.worst_usd, needs.folder)
+            is_kept = self._asked.keep is not None or not account.worst_usd
+            tell.detached(pool.name, account.left, account.worst_usd, needs.folder, is_kept)
             return 0
         if said is Said.INTERRUPTED:
             raise SkypoolError(

@@ -12,6 +12,8 @@ LOOKED = "mover.looked"
 """The file in a node's folder that the mover makes when the agent has ended, and it knows which files are written."""
 TO_LOOK = 2.0
 """Seconds in which the mover has looked which files are being written, before processes are stopped or killed."""
+NOTES = ".skypool/runs"
+"""Objects below this name say how runs have ended that belonged to their machines."""
 SOCKET_VARIABLE = "SKYPOOL_MOVER"
 """The environment variable with the path of this socket."""
 PHASES = ("restoring", "saving", "ending", "ended", "fetching", "there")
@@ -87,6 +89,10 @@ class Order:
         """Return the order as the mover reads it. The keys are part of it."""
         return {"do": "fill" if self.is_data else "save", **asdict(self)}
 
+    def note(self, name: str, text: str) -> dict[str, Any]:
+        """Return the order to keep a small text beside the folder's files in the bucket, below the name `NOTES`."""
+        return {"do": "note", "id": self.id, "serial": self.serial, "name": name, "text": text}
+
     def new_values(self, values: Sequence[str], credentials: int) -> dict[str, Any]:
         """Return the order to use other values from now on. `credentials` is their number."""
         return {"do": "values", "id": self.id, "serial": self.serial, "values": values, "credentials": credentials}
@@ -121,6 +127,7 @@ class FolderState:
         aside: the folder of the node to which files were moved that the bucket does not have; "" for none.
         moved: the number of these files.
         unfinished: checkpoints that are not whole in the bucket, and were left there.
+        noted: the names of the notes that are in the bucket, of the orders of `Order.note`.
     """
 
     id: str
@@ -146,6 +153,7 @@ class FolderState:
     aside: str = ""
     moved: int = 0
     unfinished: tuple[str, ...] = ()
+    noted: tuple[str, ...] = ()
     url: str = ""
     serial: str = ""
     drain: float = 0.0

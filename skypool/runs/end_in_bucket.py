@@ -1,0 +1,49 @@
+"""`end_in_bucket`: reads how a run has ended from the bucket of one of its folders, when its machine is gone."""
+
+from __future__ import annotations
+
+from skypool.buckets import store
+from skypool.data import left_uploads, objects
+from skypool.errors import SkypoolError
+from skypool.rental.records import Record
+from skypool.runs import stored
+from skypool.runs.stored import RunStatus
+from skypool.text import one_line
+from skypool.wire.save_orders import NOTES
+
+_PATIENCE = 3.0
+"""Seconds in which a store has answered."""
+
+
+def end_in_bucket(record: Record) -> RunStatus | None:
+    """Return the end that a run has kept beside its folders; None if there is none. Blocks for some seconds.
+
+    The login of this computer is used. Whoever may write there could have forged the end: it is no proof that a machine
+    has ended.
+
+    Raises:
+        SkypoolError: there may be one, but a bucket cannot be read, or what is there is not valid.
+        OSError: the notes of the buckets cannot be read.
+    """
+    run = record.run
+    if run is None or not run.heir:
+        return None
+    name = f"{NOTES}/{stored.note_name(run.claim, run.heir)}"
+    failed: SkypoolError | None = None
+    noted = (each for each in left_uploads.noted() if each.session == record.session)
+    for bucket in [bucket for each in noted for bucket in each.buckets]:
+        try:
+            opened = store.opened(bucket, patience=_PATIENCE)
+            if (size := objects.size(opened, name)) > stored.MOST:
+                raise SkypoolError(f"it has {size:,} bytes")
+            if (found := stored.from_note(objects.read(opened, name), run.claim, run.heir)) is not None:
+                return found
+        except FileNotFoundError:
+            continue
+        except Exception as e:  # noqa: BLE001 - whatever a store answers or has, another bucket may have it
+            is_told = isinstance(e, (SkypoolError, ValueError, RecursionError))
+            why = one_line(str(e), 300) if is_told else store.trouble(e).words
+            failed = SkypoolError(f"its end in {bucket} cannot be read: {why}")
+    if failed is not None:
+        raise failed
+    return None
