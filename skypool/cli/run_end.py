@@ -41,8 +41,8 @@ def wait(
     """Wait until a run that belongs to its machine is over, and say how it has ended.
 
     The exit status is that of its program, 124 if the run is not over after --timeout, and 130 if a user has cancelled
-    it. It is 125 if the run has failed, was interrupted, is lost or was stopped for its budget or lifetime, and 2 if
-    its machine refuses the login. Lost connections are made again.
+    it. It is 125 if the run has failed, was interrupted, is lost or was stopped for its budget or lifetime, or if a
+    file of its folders is saved nowhere, and 2 if its machine refuses the login. Lost connections are made again.
     """
     until = math.inf if timeout is None else time.monotonic() + seconds("--timeout", timeout)
     record, known = run_named(run), Ledger.here(output.warn)
@@ -90,7 +90,7 @@ class _Lost:
 def status_of(end: RunEnd) -> int:
     """Return the exit status of `skypool wait` for an end."""
     if end.outcome is Outcome.ENDED and end.status is not None and end.status.returncode is not None:
-        return end.status.returncode
+        return end.status.returncode or (FAILED if end.status.unsaved else 0)
     is_limit = end.status is not None and bool(end.status.limit)
     return CANCELLED if end.outcome is Outcome.CANCELLED and not is_limit else FAILED
 
@@ -101,7 +101,8 @@ def told(name: str, end: RunEnd) -> str:
     word, _ = WORDS[end.outcome]
     match end.outcome:
         case Outcome.ENDED if status is not None and status.returncode is not None:
-            return f"run {name} ended with status {status.returncode}"
+            nowhere = f"; saved nowhere: {status.unsaved}" if status.unsaved else ""
+            return f"run {name} ended with status {status.returncode}{nowhere}"
         case Outcome.ENDED:
             return f"run {name} ended by itself, and its exit status is not known here"
         case Outcome.CANCELLED if status is not None and status.limit:
