@@ -14,7 +14,10 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux's CLOCK_
 _BEGAN = time.time() - time.clock_gettime(_CLOCK)
 _OF_FILES = 5
 """Linux's CLOCK_REALTIME_COARSE, for which Python has no name."""
-_TICK, _TICKS = 0.001, 20
+_TICK = 0.001
+"""Seconds between two looks at that clock."""
+_TICKS = 20
+"""The most looks."""
 _PAUSE = 3.0
 """The most seconds between two readings of a `RunningClock` while its process runs. A longer gap counts as a pause."""
 

@@ -257,6 +257,14 @@ def test_a_rented_machine_stays_for_its_time_after_the_run_and_then_ends_itself(
         assert cloud.count() == 0
 
 
+def checked(cloud: FakeCloud, name: str) -> WholeRun:
+    """A run that is to be handed over, when its options were checked."""
+    asked = Asked({"provider": cloud}, name=name, budget=20.0, detach=True, keep=600.0)
+    whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
+    whole.check()
+    return whole
+
+
 @pytest.mark.parametrize("asks", ["ps", "down"])
 def test_a_command_asks_a_rented_machine_how_its_run_stands_and_records_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
@@ -267,9 +275,7 @@ def test_a_command_asks_a_rented_machine_how_its_run_stands_and_records_its_end(
     monkeypatch.chdir(project)
     name = f"asked-{secrets.token_hex(3)}"
     with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0)]) as cloud:
-        asked = Asked({"provider": cloud}, name=name, budget=20.0, detach=True, keep=600.0)
-        whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
-        whole.check()
+        whole = checked(cloud, name)
         assert whole.run() == 0
         eventually(lambda: [*tmp_path.glob("cloud/**/began")] != [], 60, "the start of the program")
         [began] = tmp_path.glob("cloud/**/began")
@@ -313,9 +319,7 @@ def test_the_command_that_is_named_for_an_unknown_outcome_can_tell_it(
     monkeypatch.chdir(project)
     name = f"unknown-{secrets.token_hex(3)}"
     with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0)]) as cloud:
-        asked = Asked({"provider": cloud}, name=name, budget=20.0, detach=True, keep=600.0)
-        whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
-        whole.check()
+        whole = checked(cloud, name)
         with pytest.raises(SkypoolError, match=f"whether run {name} belongs .* `skypool ps` asks the machine"):
             whole.run()
         assert entry_of(name) == Entry(Ledger.DETACHING)

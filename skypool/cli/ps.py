@@ -233,10 +233,7 @@ def _pool_data(record: Record, now: float, unheard: Mapping[str, str]) -> dict[s
 
 
 def _run_data(record: Record, now: float, unheard: str) -> dict[str, object]:
-    """Return the field "run" for a pool whose run was handed over to its machine; {} for others.
-
-    `unheard` is why its machine has not said how it stands; "" if it has, or was not asked.
-    """
+    """Return the field "run" for a pool whose run was handed over to its machine; {} for others."""
     run, state = record.run, state_of(record, now)
     if run is None or state is None:
         return {}

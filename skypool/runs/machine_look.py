@@ -22,7 +22,7 @@ _AGENT = {"agent": True, "no agent": False}
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a machine has of a hand-over.
+    """The answer of a machine that was asked for a hand-over.
 
     Attributes:
         has_agent: True if an agent may run there: its folder is there, and the machine was not rebooted since it wrote

@@ -34,7 +34,7 @@ from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
 from skypool.pool.saving import check_expiry, check_identity, check_lease, check_unrenewed, longest
 from skypool.pool.states import Phase
-from skypool.rental.budget import START, Budget, ceiling, start_words, usd_to_start
+from skypool.rental.budget import HEADROOM, START, Budget, ceiling, start_words, usd_to_start
 from skypool.rental.ledger import Ledger
 from skypool.rental.machine_ends import ends_itself
 from skypool.rental.pool_terms import pool_name
@@ -237,10 +237,7 @@ class WholeRun:
                 )
 
     def _check_cost(self, found: Plan, most: float | None) -> None:
-        """Raise UsageError if a machine that may be rented would cost more than was said when nobody watches it.
-
-        `most` is the budget in USD; None for none.
-        """
+        """Raise UsageError if a machine may cost more than `most`, the budget, or go on costing when nobody watches."""
         option = self._tell.option
         detach, price = option("detach"), self._asked.rent.get("max_usd_per_hour")
         drivers = drivers_asked(self._asked.rent["provider"])
@@ -254,10 +251,10 @@ class WholeRun:
             )
         spot = next((each for each in costly if each.market == "spot"), None)
         if spot is not None and most is None and not price:
+            highest = math.ceil(100 * HEADROOM * spot.usd_per_hour) / 100
             raise UsageError(
                 f"{PRICE_RISES}: say what {spot.provider} {spot.instance_type} may cost at most, as by "
-                f"{option('budget', 20)}, or {option('max_usd_per_hour', math.ceil(125 * spot.usd_per_hour) / 100)} "
-                f"for an hour"
+                f"{option('budget', 20)}, or {option('max_usd_per_hour', highest)} for an hour"
             )
 
     def _places(self) -> tuple[str, list[SaveFolder]]:
@@ -343,10 +340,10 @@ class WholeRun:
             self._check_machine(found)
         self._check_start(found, most)
         self._check_logins(found, longest(found, found.nodes[0], asked.max_lifetime, most))
-        if asked.detach and asked.max_lifetime is not None:
-            tell.rents(found, most, asked.max_lifetime + ENDING, self._name, asked.rent.get("max_usd_per_hour"))
-        else:
-            tell.rents(found, most, asked.max_lifetime, self._name)
+        lifetime, spot_price = asked.max_lifetime, None
+        if asked.detach and lifetime is not None:
+            lifetime, spot_price = lifetime + ENDING, asked.rent.get("max_usd_per_hour")
+        tell.rents(found, most, lifetime, self._name, spot_price)
         is_budget = most is not None and any(each.usd_per_hour for each in found.offers)
         tell.saves(self._buckets, "the budget" if is_budget else "the lifetime" if asked.max_lifetime else "")
         tell.data(self._data)
