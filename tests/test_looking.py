@@ -72,8 +72,8 @@ class Machine:
     def files(self, rank: int = 0, attempt: int = 1) -> OutputFiles:
         return OutputFiles(str(self.place / stored.OUTPUT / str(attempt) / str(rank)))
 
-    def ends(self, returncode: int | None = 0, outcome: Outcome = Outcome.ENDED, **more: str) -> RunStatus:
-        made = RunStatus(CLAIM, outcome, returncode, 1, time.time(), 0.5, **more)
+    def ends(self, returncode: int | None = 0, outcome: Outcome = Outcome.ENDED, why: str = "") -> RunStatus:
+        made = RunStatus(CLAIM, outcome, returncode, 1, time.time(), 0.5, why=why)
         stored.store(self.place, made)
         return made
 
