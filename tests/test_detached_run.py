@@ -165,21 +165,31 @@ def test_a_stopped_runner_goes_on_or_is_replaced_and_the_program_runs_once(secon
     assert (project.copy / "ran").read_text() == "1"
 
 
-def test_the_name_of_a_run_that_has_left_its_end_here_is_refused_with_the_way_out(project: Project) -> None:
-    project.run("", "--max-lifetime", "10m")
+def test_the_name_of_a_run_that_has_left_its_end_here_can_be_used_again(project: Project) -> None:
+    project.run("print('first')", "--max-lifetime", "10m")
     project.ends()
     argv = [sys.executable, "-m", "skypool", "down", "--yes", project.name]
     said = subprocess.run(argv, check=True, capture_output=True, text=True)
     assert f"pool {project.name} has ended" in said.stdout
     for wrong in ("still there", "not confirmed"):
         assert wrong not in said.stdout + said.stderr
+    first, project.place = project.place, project.place.with_name(f"{project.name}-2")
+    project.run("print('second')", "--max-lifetime", "10m")
+    assert project.ends().claim == Claim(project.name, 2)
+    assert b"second" in project.output()
+    assert stored.stored(first) is not None
+    argv = [sys.executable, "-m", "skypool", "logs", project.name]
+    said = subprocess.run(argv, check=True, capture_output=True, text=True)
+    assert said.stdout == "second\n"
+
+
+def test_a_name_whose_end_here_the_ledger_does_not_know_is_refused_with_the_way_out(project: Project) -> None:
+    project.place.mkdir(parents=True)
+    (project.place / "row.json").touch()
     with project.start("", "--max-lifetime", "10m") as process:
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 125
     assert f"use another name, or remove {project.place}" in out
-    shutil.rmtree(project.place)
-    project.run("", "--max-lifetime", "10m")
-    assert project.ends().outcome is Outcome.ENDED
 
 
 def test_a_program_whose_worker_dies_is_lost_and_the_run_has_failed(project: Project) -> None:

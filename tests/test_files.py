@@ -1089,7 +1089,7 @@ def test_another_terminal_sends_and_fetches(tmp_path: Path, monkeypatch: pytest.
     with sky.ComputePool("local", name="here", slots=1, console="off"):
         sent = subprocess.run([*program, "push", "here", "source", "there"], capture_output=True, text=True)
         assert (sent.returncode, sent.stderr) == (0, "")
-        assert re.fullmatch(r"1 files, 3\.0 kB in \d+\.\d s\n", sent.stdout), sent.stdout
+        assert re.fullmatch(r"1 file, 3\.0 kB in \d+\.\d s\n", sent.stdout), sent.stdout
         fetched = subprocess.run([*program, "pull", "here", "there", "back"], capture_output=True, text=True)
         assert (fetched.returncode, fetched.stderr) == (0, "")
         unknown = subprocess.run([*program, "push", "her", "source"], capture_output=True, text=True)

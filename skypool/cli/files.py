@@ -128,4 +128,4 @@ def _say(done: Transferred) -> None:
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
     deleted = f", {done.deleted} deleted" if done.deleted else ""
-    output.say(f"{done.files} files, {decimal(done.bytes)} in {done.seconds:.1f} s{deleted}")
+    output.say(f"{done.files} file{'s' * (done.files != 1)}, {decimal(done.bytes)} in {done.seconds:.1f} s{deleted}")

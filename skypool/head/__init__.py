@@ -4,7 +4,7 @@
 - runner: the process on the head that owns the run. It is skypool's client code without an account of a provider.
 - hand-over: the change of the owner from the client to the runner. It is committed, or it has not happened.
 - former client: the client, after the commit. It may only watch, and ask the runner to cancel the run.
-- claim: the run and its generation. Each rented machine of a run is a generation, counted from 1.
+- claim: the run and its generation. Each machine that gets a run of this name is a generation, counted from 1.
 - row: a small file on the head. It is written once, with fsync; this is the commit.
 - heir: a secret word by which the agent knows the runner. The runner gets it after the commit.
 - end: the time at which the guard ends the machine in any case. It is agreed before the commit, and only comes nearer.

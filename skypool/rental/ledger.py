@@ -603,6 +603,15 @@ class Ledger:
             found = self._file.read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
         return found
 
+    def next_generation(self, run: str) -> int:
+        """Return the generation of the next machine that gets a run of this name. May raise LedgerError.
+
+        A name that was used before goes on counting, so no machine takes a run for an earlier one of its name.
+        """
+        sql = "SELECT COALESCE(MAX(generation), 0) + 1 FROM runs WHERE run = ?"
+        [generation] = self._file.read(lambda book: book.execute(sql, (run,)).fetchone())
+        return int(generation)
+
     def receipt(self, session: str, now: float | None = None) -> Receipt:
         """Return what a pool's instances cost until the time `now`, or until this moment for None.
 

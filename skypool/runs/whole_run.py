@@ -651,11 +651,12 @@ class WholeRun:
         Raises SkypoolError if the run was not started, or if that is not known.
         """
         pool, tell = made.pool, self._tell
-        claim, call = Claim(pool.name), made.call(programs)
-        [(copy, _)] = call.places.values()
-        saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
         supply = pool._sender.working().supply
         assert supply is not None  # it has rented the machine
+        known = supply.rental.ledger
+        claim, call = Claim(pool.name, known.next_generation(pool.name) if known else 1), made.call(programs)
+        [(copy, _)] = call.places.values()
+        saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
         tell.stage("orders without an answer, of which machines may still come")
         supply.end_lost()
         heir = secrets.token_urlsafe(32)
