@@ -22,11 +22,13 @@ from skypool.calls.tally import BOUNDS, EndedCall
 from skypool.cli import report as report_command
 from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.errors import UsageError
+from skypool.head.states import Claim, Entry
+from skypool.head.states import Ledger as HandedOver
 from skypool.processes import Process
 from skypool.rental.budget import Budget
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Line
-from skypool.rental.records import Record
+from skypool.rental.records import Record, RunRecord
 from skypool.report import words
 from skypool.report.elements import element
 from skypool.report.facts import collect
@@ -243,6 +245,16 @@ def test_a_pool_that_was_killed_is_drawn_until_its_last_sign_of_life(tmp_path: P
     text = Reader(page(facts)).text
     assert "left behind" in text
     assert "The end of 1 machine is not proved, so its cost is counted until now" in text
+
+
+def test_the_report_of_a_run_that_belongs_to_its_machine_tells_how_the_run_stands(tmp_path: Path) -> None:
+    ends = BEGAN + 36_000
+    given = RunRecord(Claim("train"), Entry(HandedOver.DETACHED), BEGAN + 60, ends, ends + 120, 100.0, "digest")
+    there = line(0, ended=False, until=BEGAN + 7200)
+    html = said(tmp_path / "none.sqlite3", run=given, ended=None, ending=None, lines=(there,))
+    text = Reader(html).text
+    assert "State: its machine belongs to its run." in text
+    assert re.search(r"Run: running since .*: its machine ends at .* at the latest\.", text)
 
 
 def test_claims_of_strangers_are_marked(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from skypool.calls.tally import BOUNDS, CallCounts, EndedCall
 from skypool.rental.receipt import Line, Receipt
-from skypool.rental.records import Record
+from skypool.rental.records import Record, State
+from skypool.rental.run_state import RunState, state_of
 from skypool.samples.journal import JournalContent, JournalEvent, WorkSpan, read
 from skypool.samples.store import Point, points
 
@@ -107,7 +108,8 @@ class PoolFacts:
         now: when the facts were read.
         start: the beginning of the pool's time line.
         end: the end of the time line: now, or the time of the last stored data.
-        state: "live", "ending", "left" (its process is gone, and machines may still run) or "ended".
+        state: what `Record.state` says of it.
+        run: the state of its run, which belongs to its machine; None if it has none.
         is_kept: False if no history is kept, so that only its record and its costs are known.
         nodes: the nodes in the order of their numbers.
         counts: the numbers of calls that ended, by outcome; None if they are not known.
@@ -120,7 +122,8 @@ class PoolFacts:
     now: float
     start: float
     end: float
-    state: str
+    state: State
+    run: RunState | None
     is_kept: bool
     nodes: tuple[NodeFacts, ...]
     counts: CallCounts | None
@@ -143,7 +146,7 @@ def collect(record: Record, file: Path, now: float) -> PoolFacts:
     state = record.state(now)
     seen = [record.beat, *(each.time for each in journal.events), *(each.until for each in journal.work)]
     seen += [*(each.ended for each in journal.calls), *(each.time for each in measured)]
-    last = now if state in ("live", "ending") else max(*seen, record.ended or 0.0)
+    last = now if state in ("live", "ending", "detached") else max(*seen, record.ended or 0.0)
     start = min([record.started, *(each.time for each in journal.events)])
     end = max(start + 1.0, min(last, now))
     return PoolFacts(
@@ -153,6 +156,7 @@ def collect(record: Record, file: Path, now: float) -> PoolFacts:
         start=start,
         end=end,
         state=state,
+        run=state_of(record, now),
         is_kept=bool(journal.events or journal.facts),
         nodes=_nodes(record, journal, end),
         counts=_counts(journal.facts),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from skypool.rental.records import State
 from skypool.report import words
 from skypool.report.elements import Element, element
 from skypool.report.facts import PoolFacts
 from skypool.report.page_parts import note
 
-_STATES = {
+_STATES: dict[State, str] = {
     "live": "running",
     "ending": "being ended",
+    "detached": "its machine belongs to its run",
     "left": "left behind: the process that ran it is gone, and machines may still run",
     "ended": "ended",
 }
@@ -17,12 +19,13 @@ _STATES = {
 
 def head(facts: PoolFacts) -> Element:
     """Return the head of the page, with the most important figures."""
-    record = facts.record
+    record, run = facts.record, facts.run
     version = facts.journal.facts.get("skypool") or words.UNKNOWN
     return element(
         "header",
         element("h1", f"Pool {record.pool}"),
         element("p", f"State: {_STATES[facts.state]}. From {words.moment(facts.start)} to {words.moment(facts.end)}."),
+        element("p", f"Run: {run.word} since {words.moment(run.since)}: {run.why}.") if run else None,
         element("p", record.error, class_="error") if record.error else None,
         element("dl", *(_figure(name, value, rest) for name, value, rest in _figures(facts)), class_="figures"),
         None if facts.is_kept else note("The history of this run is not kept, so the report has its costs only."),
