@@ -102,3 +102,18 @@ def test_a_machine_that_lost_its_power_keeps_what_the_host_has_mounted_in_its_tm
     _clusters.boot(machine)
     assert [each.name for each in machine.path("/tmp").iterdir()] == ["seen"]
     machine.destroy()
+
+
+def test_folders_that_are_for_reading_only_are_removed_and_what_links_point_to_is_not(tmp_path: Path) -> None:
+    """Root could remove them in any case."""
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o500)
+    inner = tmp_path / "node" / "cache" / "module"
+    inner.mkdir(parents=True)
+    (inner / "code.go").touch()
+    (inner / "link").symlink_to(outside)
+    for each in (inner, inner.parent):
+        each.chmod(0o500)
+    removal.remove(tmp_path / "node")
+    assert not (tmp_path / "node").exists()
+    assert outside.stat().st_mode & 0o777 == 0o500
