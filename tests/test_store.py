@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ def asked() -> list[dict[str, Any]]:
 @pytest.fixture
 def packages(tmp_path: Path, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Packages]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("skypool.agent.packages._SHARE", math.inf)  # all at once, however busy this machine is
     kept = Packages(str(tmp_path), lambda _kind, header: asked.append(dict(header)), lambda *_: None)
     yield kept
     if kept._listener is not None:
