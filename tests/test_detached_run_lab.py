@@ -23,7 +23,7 @@ from skypool.runs.target import Target
 from skypool.runs.whole_run import Asked, WholeRun
 from tests.conftest import eventually
 from tests.handed_runs import record_of
-from tests.lab.machines import Lab
+from tests.lab.machines import Lab, Machine
 from tests.test_detached_run import skypool
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
@@ -43,6 +43,22 @@ def run_of(name: str) -> RunRecord:
     return run
 
 
+def detach(
+    lab: Lab, machine: Machine, project: Path, program: str, monkeypatch: pytest.MonkeyPatch, **env: str
+) -> None:
+    """Start a program on a machine of the lab, as the run with the name of its project, and leave it there."""
+    project.mkdir()
+    (project / "train.py").write_text(program)
+    monkeypatch.chdir(project)
+    host = sky.Host(machine.address, host_key=machine.host_key)
+    ssh = sky.SSH(hosts=[host], user="root", identity=str(lab.client_key))
+    asked = Asked({"provider": ssh}, env=env, name=project.name, max_lifetime=300.0, yes=True, detach=True)
+    whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
+    whole.check()
+    assert whole.run() == 0
+    assert whole.is_detached
+
+
 def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the_client(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,19 +66,8 @@ def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the
     machine.wait_for_ssh()
     before = set(machine.processes().values())
     name = f"alone-{secrets.token_hex(3)}"
-    project = tmp_path / name
-    project.mkdir()
-    (project / "train.py").write_text(PROGRAM)
-    monkeypatch.chdir(project)
-    ssh = sky.SSH(
-        hosts=[sky.Host(machine.address, host_key=machine.host_key)], user="root", identity=str(lab.client_key)
-    )
     token = secrets.token_hex(16)
-    asked = Asked({"provider": ssh}, env={"TOKEN": token}, name=name, max_lifetime=300.0, yes=True, detach=True)
-    whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
-    whole.check()
-    assert whole.run() == 0
-    assert whole.is_detached
+    detach(lab, machine, tmp_path / name, PROGRAM, monkeypatch, TOKEN=token)
     known = Ledger.here()
     session = record_of(name).session
     assert ask_machines(known, known.open_pools()) == {}
@@ -109,17 +114,7 @@ def test_who_looks_in_gets_all_output_once_and_the_end_although_its_network_was_
     machine = lab.machine(keys=[lab.public_key])
     machine.wait_for_ssh()
     name = f"cut-{secrets.token_hex(3)}"
-    project = tmp_path / name
-    project.mkdir()
-    (project / "train.py").write_text(LINES)
-    monkeypatch.chdir(project)
-    ssh = sky.SSH(
-        hosts=[sky.Host(machine.address, host_key=machine.host_key)], user="root", identity=str(lab.client_key)
-    )
-    asked = Asked({"provider": ssh}, name=name, max_lifetime=300.0, yes=True, detach=True)
-    whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
-    whole.check()
-    assert whole.run() == 0
+    detach(lab, machine, tmp_path / name, LINES, monkeypatch)
     printed = tmp_path / "printed"
     with printed.open("wb") as file:
         logs = subprocess.Popen(skypool("logs", "-f", name), stdout=file, stderr=subprocess.PIPE, text=True)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -55,10 +56,15 @@ def explained(pool: str, error: client.NoOwner) -> SkypoolError:
             f"pool {pool!r} is run by {record.client}, which serves no other terminals here: it is on another computer "
             f"or in a container, or its skypool is older; `skypool shell {pool}` asks the provider instead"
         )
-    close = nearest(pool, (known | set(pool_sockets.pools())) - {pool})
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    hint = _meant(pool, (known | set(pool_sockets.pools())) - {pool})
     ended = "has ended" if record is not None else "does not exist"
     return UsageError(f"pool {pool!r} {ended}; `skypool ps` lists the running pools{hint}")
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """Return what names like `name` are known, as the end of a sentence; "" if there is none."""
+    close = nearest(name, known)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def own_run(name: str) -> Record | None:
@@ -68,9 +74,9 @@ def own_run(name: str) -> Record | None:
     except LedgerError as e:
         output.warn(f"it is not known whether run {name!r} belongs to its machine: {e}")
         return None
-    return (
-        record if record is not None and record.run is not None and record.run.entry.state is not State.LIVE else None
-    )
+    if record is None or record.run is None or record.run.entry.state is State.LIVE:
+        return None
+    return record
 
 
 def run_named(name: str) -> Record:
@@ -83,9 +89,7 @@ def run_named(name: str) -> Record:
             f"{name!r} does not belong to its machine, but to the process that has started it; runs that `skypool run "
             "--detach` has started belong to theirs"
         )
-    close = nearest(name, known)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    raise UsageError(f"there is no run {name!r}; `skypool ps` lists runs{hint}")
+    raise UsageError(f"there is no run {name!r}; `skypool ps` lists runs{_meant(name, known)}")
 
 
 def access_to_run(record: Record, node: int) -> Access:

@@ -41,13 +41,14 @@ def wait(
     """Wait until a run that belongs to its machine is over, and say how it has ended.
 
     The exit status is that of its program, 124 if the run is not over after --timeout, and 130 if a user has cancelled
-    it. It is 125 if the run has failed, was interrupted, is lost or was stopped for its budget or lifetime, or if a
-    file of its folders is saved nowhere, and 2 if its machine refuses the login. Lost connections are made again.
+    it. It is 125 if the run has failed, was interrupted or is lost, or was stopped for its budget or lifetime. It is
+    also 125 if a file of its folders is saved nowhere, and 2 if its machine refuses the login. Lost connections are
+    made again.
     """
     until = math.inf if timeout is None else time.monotonic() + seconds("--timeout", timeout)
     record, known = run_named(run), Ledger.here(output.warn)
     try:
-        end = await_end(record, known, _Lost().hear, until)
+        end = await_end(record, known, Lost().hear, until)
     except KeyboardInterrupt:
         raise typer.Exit(CANCELLED) from None
     except TimeoutError:
@@ -69,19 +70,20 @@ def cancel(run: Name, as_json: AsJson = False) -> None:
     """
     record, known = run_named(run), Ledger.here(output.warn)
     try:
-        end, was_over = cancelling.cancel(record, known, _Lost().hear)
+        end, was_over = cancelling.cancel(record, known, Lost().hear)
     except KeyboardInterrupt:
         raise typer.Exit(CANCELLED) from None
     _tell(known.record(record.session) or record, end, as_json, was_over=was_over)
 
 
-class _Lost:
+class Lost:
     """Tells the user once that the machine is not connected, and why."""
 
     def __init__(self) -> None:
         self._told = ""
 
     def hear(self, why: str) -> None:
+        """Take why the machine is not connected; "" if it is."""
         if why and not self._told:
             output.note(f"the machine cannot be reached now, and is tried again: {why}")
         self._told = why

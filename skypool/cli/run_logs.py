@@ -1,4 +1,4 @@
-"""What the program of a run that belongs to its machine prints, as lines, for `skypool logs`."""
+"""`lines`: the output of a run that belongs to its machine, line by line, for `skypool logs`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from skypool.cli import output
-from skypool.cli.run_end import told
+from skypool.cli.run_end import Lost, told
 from skypool.errors import UsageError
 from skypool.head.states import Ledger as State
 from skypool.logs.reader import LogLine
@@ -42,8 +42,7 @@ def lines(record: Record, follow: bool) -> Iterator[LogLine | None]:
     """
     name, known = record.pool, Ledger.here(output.warn)
     is_detached = run_of(record).entry.state is State.DETACHED
-    made = _Lines(name)
-    lost = ""
+    made, lost = _Lines(name), Lost()
     look = RunLook(record, output=True, follow=follow, patience=math.inf if follow else _PATIENCE)
     end, is_first = None, True
     for each in look:
@@ -60,9 +59,7 @@ def lines(record: Record, follow: bool) -> Iterator[LogLine | None]:
             case Missing():
                 yield from made.missing(each)
             case Idle():
-                if each.lost and not lost:
-                    output.note(f"the machine cannot be reached now, and is tried again: {each.lost}")
-                lost = each.lost
+                lost.hear(each.lost)
                 output.check_reader()
                 yield None
                 if end is not None and not each.lost:  # as after a reboot of the machine
@@ -74,11 +71,7 @@ def lines(record: Record, follow: bool) -> Iterator[LogLine | None]:
 
 
 class _Lines:
-    """Maker of whole lines from what the processes of a run print.
-
-    Attributes:
-        has_ranks: True if each line says which rank has printed it.
-    """
+    """Maker of whole lines from what the processes of a run print. With `has_ranks`, each says its rank."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -70,6 +70,7 @@ def end_of(folder: str) -> bytes:
 
 
 def send(data: bytes) -> None:
+    """Write all of it to the client."""
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]

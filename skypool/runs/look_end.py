@@ -27,8 +27,10 @@ _FILES = {"row": "row.json", "status": "status.json", "about": "about.json"}
 """The files in the folder of the run whose text is part of its state."""
 _MOST_TEXT = 1 << 20
 _MOST_PIECE = 1 << 20
-_SHORT, _LONG = 0.01, 0.2
-"""The shortest and longest pause in seconds while nothing new is there."""
+_SHORT = 0.01
+"""The shortest pause in seconds while nothing new is there."""
+_LONG = 0.2
+"""The longest pause."""
 
 
 class Source:

@@ -49,8 +49,10 @@ _PAUSES = 1.0, 10.0
 """The shortest and the longest pause in seconds before the next connection."""
 _TO_END = 0.5
 """Seconds in which a command whose connection was lost ends, and says why."""
-_TO_DOWN, _LOOK = 30.0, 0.2
-"""Seconds in which another process has written down the end of a machine, and between two looks for that."""
+_TO_DOWN = 30.0
+"""Seconds in which another process has written down the end of a machine."""
+_LOOK = 0.2
+"""Seconds between two looks for that."""
 _MOST = 4 << 20
 """The most bytes of a message."""
 FINAL = (NotListed, LoginRefused, HostKeyMismatch, CredentialsError, UsageError, ProtocolError)
@@ -61,7 +63,7 @@ _PYTHON = 'case $python in "") python=python3 ;; esac\n'
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the machine has of the run. It comes first, and whenever it changes.
+    """The state of the run on its machine. It comes first, and whenever it changes.
 
     `about` is None if the row of the run is not there, or nothing about the program.
     """
@@ -101,7 +103,7 @@ Shown = Seen | Printed | Missing | Idle
 
 @dataclass(slots=True)
 class _Position:
-    """What was read of the output of one process."""
+    """The place up to which the output of one process was read."""
 
     number: int = 0
     position: int = 0
@@ -292,7 +294,7 @@ def started(access: Access, modules: tuple[str, ...], words: str) -> Iterator[Co
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run has ended. `status` is what it has stored; None if nobody knows that here."""
+    """The end of a run. `status` is what the run has stored; None if nobody knows that here."""
 
     outcome: Outcome
     status: RunStatus | None = None

@@ -1,4 +1,4 @@
-"""How the machine of a run that belongs to it is reached from here: by its provider, or as this computer."""
+"""`reach`: returns how the machine of a run that belongs to it is reached: by its provider, or as this computer."""
 
 from __future__ import annotations
 

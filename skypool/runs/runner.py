@@ -300,13 +300,7 @@ class RunnerProcess:
         self._events.put(self._stored(ended))
 
     def _save_rest(self, calm: bool) -> tuple[KeptFolder, ...]:
-        """Have what is left of the folders saved that are kept in buckets, and return what is saved of each.
-
-        It takes so long as their orders say at most, and ends early enough that the end of the run is stored.
-
-        Args:
-            calm: True if the program has ended by itself, and well.
-        """
+        """Have what is left of the folders saved, and return what is. `calm`: the program has ended by itself, well."""
         folders, pool = self._needs.folders, self._pool
         if not folders:
             return ()

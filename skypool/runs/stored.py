@@ -101,7 +101,7 @@ class KeptFolder:
 
     @property
     def lost(self) -> str:
-        """What is or may be saved nowhere, and why; "" if all is saved."""
+        """The files that are or may be saved nowhere, and why; "" if all are saved."""
         if not self.why:
             return ""
         if not self.unsaved:
@@ -140,7 +140,7 @@ class RunStatus:
 
     @property
     def unsaved(self) -> str:
-        """What of its folders is or may be saved nowhere, and why; "" if all is saved."""
+        """The files of its folders that are or may be saved nowhere, and why; "" if all are saved."""
         return "; ".join(filter(None, (each.lost for each in self.folders)))
 
     def to_json(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What whoever looks in at a run must know of its program. It has no secret.
+    """The facts of a program that whoever looks in at its run must know. It has no secret.
 
     Attributes:
         procs: the number of processes; None for one that is not called a rank.

@@ -654,7 +654,8 @@ class WholeRun:
         supply = pool._sender.working().supply
         assert supply is not None  # it has rented the machine
         known = supply.rental.ledger
-        claim, call = Claim(pool.name, known.next_generation(pool.name) if known else 1), made.call(programs)
+        claim = Claim(pool.name) if known is None else Claim(pool.name, known.next_generation(pool.name))
+        call = made.call(programs)
         [(copy, _)] = call.places.values()
         saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
         tell.stage("orders without an answer, of which machines may still come")

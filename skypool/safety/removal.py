@@ -28,7 +28,7 @@ def _clear(folder: str, kept: list[str]) -> None:
     """Remove a folder, except the mount points in `kept` and the folders above them."""
     if not any(each == folder or each.startswith(f"{folder}/") for each in kept):
         shutil.rmtree(folder, ignore_errors=True)
-        if os.path.isdir(folder) and not os.path.islink(folder):
+        if os.path.isdir(folder):
             _open(folder)
             shutil.rmtree(folder, ignore_errors=True)
         return
@@ -46,11 +46,9 @@ def _open(folder: str) -> None:
     """Let this user write to a folder and those in it: some programs make folders that are for reading only."""
     with contextlib.suppress(OSError):  # it is another user's
         os.chmod(folder, 0o700)
-    for place, names, _ in os.walk(folder):
-        for path in (os.path.join(place, each) for each in names):
-            if not os.path.islink(path):
-                with contextlib.suppress(OSError):
-                    os.chmod(path, 0o700)
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                _open(entry.path)
 
 
 def _mounts_below(folder: str) -> list[str]:
