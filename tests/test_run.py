@@ -589,6 +589,10 @@ def test_what_a_program_linked_is_not_removed_there(in_git: bool, project: Path,
 def test_old_projects_are_removed_unless_they_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     used, unused, new = (Path(node_folders.claimed(each)) for each in ("used", "unused", "new"))
+    data = unused / "data"
+    data.mkdir()
+    (data / "shard").touch()
+    data.chmod(0o500)  # as data that a run has fetched
     with node_folders.held(str(used)):
         for each in (used, unused):
             os.utime(each, (0, 0))

@@ -9,14 +9,13 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from skypool import runtime
-from skypool.safety import private
+from skypool.safety import private, removal
 from skypool.safety.never_sent import is_cache
 
 _MOST_NAMED = 1000
@@ -47,8 +46,9 @@ def claimed(name: str) -> str:
                 with _lock(each) as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if time.time() - each.stat().st_mtime > _KEPT:  # and still is
-                        shutil.rmtree(each)
-                        _note(each).unlink(missing_ok=True)
+                        removal.remove(each)
+                        if not each.exists():
+                            _note(each).unlink(missing_ok=True)
     return str(copy)
 
 
