@@ -152,12 +152,18 @@ def seaweedfs(folder: Path, volumes: int = 5, address: str = "127.0.0.1", roles:
 
     owner = client(endpoint, patience=_ANSWER)  # what it is asked too early, it may never answer
 
-    with _running(argv, folder / "log") as process:
-        try:
-            wait_until(serves, _READY, "SeaweedFS")
-        except TimeoutError as e:
-            raise TimeoutError(f"{e}: {tried}\n{(folder / 'log').read_text()[-3000:]}") from e
-        yield Store(endpoint)
+    try:
+        with _running(argv, folder / "log") as process:
+            try:
+                wait_until(serves, _READY, "SeaweedFS")
+            except TimeoutError as e:
+                raise TimeoutError(f"{e}: {tried}\n{(folder / 'log').read_text()[-3000:]}") from e
+            yield Store(endpoint)
+    finally:
+        for port in ports.values():  # one that is left keeps another user from the same port
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                with suppress(PermissionError):  # it was there before, and is another user's
+                    left.unlink(missing_ok=True)
 
 
 @contextmanager
