@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ import skypool as sky
 from skypool import clock
 from skypool.errors import BudgetExceeded, LifetimeExceeded, UsageError
 from skypool.model import Offer
-from skypool.rental.budget import Enforcement, ceiling, repriced, worst_bill
+from skypool.rental.budget import Enforcement, ceiling, highest_price, repriced, worst_bill
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_account import Rental
 from skypool.rental.receipt import Line, by_day
@@ -37,6 +37,25 @@ def line(hours: float = 1.0, price: float = 2.0, **more: Any) -> Line:
 
 def offer(price: float, least: float = 0.0) -> Offer:
     return Offer("fake", "gpu", usd_per_hour=price, least_billed=least)
+
+
+@pytest.mark.parametrize(
+    ("market", "asked", "has_budget", "highest"),
+    [
+        ("spot", None, False, None),
+        ("spot", None, True, 2.5),
+        ("spot", 2.2, True, 2.2),
+        ("spot", 3.0, True, 2.5),
+        ("spot", 3.0, False, 3.0),
+        ("on-demand", None, True, None),
+        ("on-demand", 3.0, True, 3.0),
+        ("on-demand", 0, False, None),
+    ],
+)
+def test_the_price_of_a_machine_may_rise_to_what_the_budget_or_the_user_allows(
+    market: Literal["on-demand", "spot"], asked: float | None, has_budget: bool, highest: float | None
+) -> None:
+    assert highest_price(replace(offer(2), market=market), asked, has_budget) == highest
 
 
 # --- one instance --------------------------------------------------------------------------------------------
@@ -234,7 +253,6 @@ def test_a_pool_is_held_to_its_budget_and_its_lifetime_by_its_receipt_alone(monk
     assert told == []
     assert limits.life_of([offer(2)], lease=600) == 2 * 3600
     assert limits.life_of([replace(offer(2), market="spot")], lease=600) == 6 * 3600, "its price may fall"
-    assert (limits.highest_price(replace(offer(2), market="spot")), limits.highest_price(offer(2))) == (2.5, None)
     with pytest.raises(BudgetExceeded, match=r"of which 2\.00 are spent"):
         limits.check_start([offer(15), offer(12)])
     now = NOON + 2 * 3600

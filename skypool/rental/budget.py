@@ -163,6 +163,20 @@ def lowered(budget: Budget | None, most: float | None) -> Budget | None:
     return Budget(most) if budget is None else replace(budget, max_usd=min(budget.max_usd, most))
 
 
+def highest_price(offer: Offer, max_usd_per_hour: float | None, has_budget: bool) -> float | None:
+    """Return the US dollars per hour above which a machine on this offer must end; None for no such price.
+
+    Args:
+        offer: the offer of the machine.
+        max_usd_per_hour: the highest price that the user asked for; None or 0 for none.
+        has_budget: whether its pool has a budget, which limits prices of spot machines.
+    """
+    caps = [max_usd_per_hour or math.inf]
+    if has_budget and offer.market == "spot":
+        caps.append(offer.usd_per_hour * HEADROOM)
+    return None if (lowest := min(caps)) == math.inf else lowest
+
+
 def worst_bill(lines: Iterable[Line], now: float, until: float) -> float:
     """Return the most that machines may cost in all, in US dollars, if those that have not ended end until a time.
 
@@ -286,10 +300,6 @@ class Enforcement:
             left = math.inf  # its price may fall; until then the lease, and the time that `check` returns, limit it
         ends = min(left, lifetime)
         return None if ends == math.inf else ends
-
-    def highest_price(self, offer: Offer) -> float | None:
-        """Return the US dollars per hour above which a machine on this offer must end; None for no such price."""
-        return offer.usd_per_hour * HEADROOM if self._is_capped(offer) else None
 
     def _is_capped(self, offer: Offer) -> bool:
         return self.budget is not None and offer.market == "spot"

@@ -13,7 +13,7 @@ from skypool import clock, events
 from skypool.drivers.contract import Driver
 from skypool.errors import BudgetExceeded, LedgerError, PoolClosed, TakenOver
 from skypool.model import Instance, Offer
-from skypool.rental.budget import CEILING, Budget, Enforcement, ceiling, lowered, repriced, worst_bill
+from skypool.rental.budget import CEILING, Budget, Enforcement, ceiling, highest_price, lowered, repriced, worst_bill
 from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import Terms
@@ -263,8 +263,7 @@ class Rental:
 
     def highest_price(self, offer: Offer) -> float | None:
         """Return the US dollars per hour above which a machine on this offer must end; None for no such price."""
-        caps = [self._terms.need.max_usd_per_hour or None, self.limits.highest_price(offer)]
-        return min((each for each in caps if each is not None), default=None)
+        return highest_price(offer, self._terms.need.max_usd_per_hour, self.limits.budget is not None)
 
     def worst_until(self, time: float) -> float:
         """Return the most that the pool may cost in all, in US dollars, if its machines end at this time.

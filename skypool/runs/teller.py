@@ -18,7 +18,7 @@ from skypool.files.project import Survey
 from skypool.logs.masking import Masker
 from skypool.model import Offer
 from skypool.offers.ranking import Plan
-from skypool.rental.budget import HEADROOM
+from skypool.rental.budget import highest_price
 from skypool.runs.rank_lines import RankLines
 from skypool.runs.target import Target
 from skypool.wire.save_orders import DRAIN, FolderState
@@ -57,8 +57,7 @@ def bounds(
 def _most_usd(offer: Offer, seconds: float, spot_price: float | None, has_budget: bool) -> float:
     price = offer.usd_per_hour
     if offer.market == "spot":
-        caps = [each for each in (spot_price, HEADROOM * price if has_budget else None) if each is not None]
-        price = max(price, min(caps, default=price))
+        price = max(price, highest_price(offer, spot_price, has_budget) or price)
     return price * max(seconds, offer.least_billed) / 3600 + offer.start_usd
 
 
