@@ -124,7 +124,9 @@ def test_what_a_run_has_saved_nowhere_is_recorded_and_shown_also_when_its_machin
     lost = KeptFolder("out", "s3://models/x", 3, 12, 1, ("a",), "the store refuses")
     stored.store(place, replace(ended(), folders=(lost,)))
     assert asked() == ""
-    assert run().unsaved == "1 file of out (a): the store refuses"
+    end = run().end
+    assert end is not None
+    assert end.unsaved == "1 file of out (a): the store refuses"
     cloud.control.kill(cloud.instances(pool="train")[0])
     assert swept(cloud, Ledger.here()) == ["train"]
     state = state_of(record_of(), time.time())

@@ -12,23 +12,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from skypool import cli
+from skypool.buckets.bucket import Bucket
 from skypool.cli import run_end
 from skypool.cli.output import utc
+from skypool.data import left_uploads
 from skypool.errors import ConnectionLost, ProtocolError, SkypoolError
 from skypool.head import messages
 from skypool.head.states import Ask, CancelRun, Claim, Entry, Outcome, Stage
 from skypool.head.states import Ledger as State
 from skypool.model import Access, Instance
 from skypool.rental.ledger import Ledger
+from skypool.rental.records import RunEnd
+from skypool.rental.run_state import told
 from skypool.runs import cancelling, looking, stored
 from skypool.runs.cancelling import tell
-from skypool.runs.looking import Idle, Missing, Printed, RunEnd, RunLook, Seen, await_end
+from skypool.runs.looking import Idle, Missing, Printed, RunLook, Seen, await_end
 from skypool.runs.output_files import OutputFiles
 from skypool.runs.run import _Printer
 from skypool.runs.stored import About, RunStatus
@@ -37,7 +42,7 @@ from skypool.runs.whole_run import Asked, WholeRun
 from skypool.testing import FakeCloud, Stock
 from skypool.wire.transport import CommandStream, Subprocess
 from tests.conftest import eventually
-from tests.handed_runs import cloud_at, handed, record_of, write_row
+from tests.handed_runs import HEIR, cloud_at, handed, passed, record_of, write_row
 from tests.test_detached_run import WAITS, Project, project, skypool
 from tests.test_hand_over import Head, started
 
@@ -187,9 +192,9 @@ def test_output_that_the_machine_does_not_have_any_more_is_missing(
     ],
 )
 def test_the_end_of_a_run_is_heard_and_recorded(machine: Machine, what: str, outcome: Outcome) -> None:
-    status = None
+    end = RunEnd(outcome)
     if what == "its end":
-        status = machine.ends(None, Outcome.FAILED, why="its worker died")
+        end = machine.ends(None, Outcome.FAILED, why="its worker died").end
     elif what == "no agent":
         machine.agent.rmdir()
     elif what == "no row":
@@ -197,7 +202,7 @@ def test_the_end_of_a_run_is_heard_and_recorded(machine: Machine, what: str, out
     else:
         machine.cloud.control.kill(machine.cloud.instances(pool="train")[0])
         shutil.rmtree(machine.place)
-    assert await_end(record_of(), Ledger.here(), lambda why: None) == RunEnd(outcome, status)
+    assert await_end(record_of(), Ledger.here(), lambda why: None) == end
     run = record_of().run
     assert run is not None
     assert run.entry == Entry(State.DETACHED, outcome if what in ("its end", "no agent") else None)
@@ -212,6 +217,51 @@ def test_an_end_that_was_heard_once_is_known_here_when_the_machine_is_gone(machi
     assert said.exit_code == 7
     told = json.loads(said.stdout)
     assert (told["state"], told["returncode"], told["status"], told["ended"]) == ("ended", 7, 7, utc(status.ended))
+
+
+@pytest.mark.parametrize("machine_is", ["not listed", "lost by the ledger"])
+def test_wait_reads_the_end_from_a_bucket_when_the_machine_is_gone(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine_is: str
+) -> None:
+    bucket = tmp_path / "bucket"
+    note = bucket / ".skypool" / "runs" / stored.note_name(CLAIM, HEIR)
+    note.parent.mkdir(parents=True)
+    noted = left_uploads.Noted(record_of().session, datetime.now(UTC), (Bucket(f"file://{bucket}"),))
+    monkeypatch.setattr(left_uploads, "noted", lambda: [noted])
+    machine.cloud.control.kill(machine.cloud.instances(pool="train")[0])
+    shutil.rmtree(machine.place)
+    if machine_is == "lost by the ledger":
+        Ledger.here().mark(record_of().session, Entry(State.ENDED, Outcome.LOST))
+    note.write_text("{")
+    said = invoke("wait", "train")
+    assert said.exit_code == 125
+    assert (
+        f"run train is lost: its machine has ended, and nothing says what the run did here: its end in file://{bucket}"
+        in (said.stdout)
+    )
+    status = RunStatus(CLAIM, Outcome.ENDED, 3, 1, time.time(), 0.5)
+    note.write_text(stored.note_of(status, HEIR))
+    said = invoke("wait", "train", "--json")
+    assert said.exit_code == 3
+    assert (json.loads(said.stdout)["state"], json.loads(said.stdout)["usd"]) == ("ended", 0.5)
+    note.unlink()
+    assert invoke("wait", "train").stdout.startswith("run train ended with status 3"), "it is kept here"
+
+
+def test_every_command_tells_how_a_run_has_ended(machine: Machine) -> None:
+    passed(machine.cloud, 900.0)
+    machine.ends(3)
+    assert invoke("wait", "train").exit_code == 3
+    assert "its program has ended with status 3" in invoke("ps").stdout
+    [pool] = json.loads(invoke("ps", "--json").stdout)
+    assert (pool["run"]["returncode"], pool["run"]["attempts"], pool["run"]["limit"]) == (3, 1, None)
+    assert "ended with status 3" in invoke("cost").stdout
+    [line] = json.loads(invoke("cost", "--json").stdout)["lines"]
+    assert (line["state"], line["returncode"]) == ("ended", 3)
+    machine.cloud.control.kill(machine.cloud.instances(pool="train")[0])
+    shutil.rmtree(machine.place)
+    said = json.loads(invoke("gc", "--yes", "--json").stdout)
+    assert (said["over"], said["runs"]["train"]["returncode"]) == (["train"], 3)
 
 
 def test_wait_gives_up_after_its_timeout_and_says_so(machine: Machine) -> None:
@@ -252,7 +302,7 @@ def test_a_damaged_file_is_told_and_not_tried_again(machine: Machine) -> None:
 
 
 def end(outcome: Outcome, returncode: int | None = None, limit: str = "", why: str = "") -> RunEnd:
-    return RunEnd(outcome, RunStatus(CLAIM, outcome, returncode, 1, 1.0, None, limit, why))
+    return RunStatus(CLAIM, outcome, returncode, 1, 1.0, None, limit, why).end
 
 
 @pytest.mark.parametrize(
@@ -264,7 +314,7 @@ def end(outcome: Outcome, returncode: int | None = None, limit: str = "", why: s
         (
             end(Outcome.CANCELLED, 130, "budget"),
             125,
-            "run r was stopped before its budget would have ended its machine",
+            "run r was stopped for its budget",
         ),
         (end(Outcome.FAILED, why="it died"), 125, "run r failed: it died"),
         (RunEnd(Outcome.INTERRUPTED), 125, "run r was interrupted: its agent has ended, or its machine was rebooted"),
@@ -274,7 +324,7 @@ def end(outcome: Outcome, returncode: int | None = None, limit: str = "", why: s
 )
 def test_each_end_has_an_exit_status_and_words(how: RunEnd, status: int, said: str) -> None:
     assert run_end.status_of(how) == status
-    assert run_end.told("r", how).startswith(said)
+    assert f"run r {told(how)}".startswith(said)
 
 
 def test_logs_mark_ranks_and_have_what_is_asked_for(machine: Machine) -> None:

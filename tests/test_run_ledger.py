@@ -21,7 +21,16 @@ import skypool as sky
 from skypool import clock
 from skypool.cli.top_survey import Answer, view_of
 from skypool.drivers.contract import Abilities
-from skypool.errors import AccessError, BudgetExceeded, LedgerError, PoolClosed, ProviderError, TakenOver, UsageError
+from skypool.errors import (
+    AccessError,
+    BudgetExceeded,
+    LedgerError,
+    PoolClosed,
+    ProviderError,
+    SkypoolError,
+    TakenOver,
+    UsageError,
+)
 from skypool.head.messages import folder_of, heir_digest
 from skypool.head.states import Claim, Entry, Outcome
 from skypool.head.states import Ledger as State
@@ -30,7 +39,7 @@ from skypool.model import Instance
 from skypool.processes import Process
 from skypool.rental import gc, ledger_damage, ledger_schema, supply
 from skypool.rental.ledger import Ledger
-from skypool.rental.records import Record, RunRecord
+from skypool.rental.records import Record, RunEnd, RunRecord
 from skypool.rental.run_account import ENDING, RunAccount
 from skypool.rental.run_state import state_of
 from skypool.runs.ends_here import note_ends
@@ -191,10 +200,15 @@ def test_a_ledger_of_the_version_before_gets_the_table_and_the_older_skypool_ref
         None,
     )
     book.execute(f"INSERT INTO pools VALUES ({', '.join('?' * len(row))})", row)
+    run = "old", "train", 1, "ended", "ended", 1.0, 2.0, 3.0, 4.0, "", None, "a file"
+    book.execute(f"INSERT INTO pools VALUES ({', '.join('?' * len(row))})", ("old", *row[1:11], 2.0, 2.0, *row[13:]))
+    book.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(run))})", run)
     book.close()
     file.chmod(0o600)
     ledger = Ledger(file)
-    (record,) = ledger.pools()
+    (record, old) = ledger.pools()
+    assert old.run is not None
+    assert old.run.end == RunEnd(Outcome.ENDED, unsaved="a file")
     assert (record.pool, record.run) == ("train", None)
     ledger.hand_over("s", CLAIM, ends=time.time() + 60, latest=time.time() + 120, worst_usd=1.0)
     assert run_of(ledger, "s").entry == Entry(State.DETACHING)
@@ -533,6 +547,29 @@ def test_a_run_on_this_computer_was_interrupted_if_that_was_rebooted_since(cloud
     write_row(folder, CLAIM, boot="an earlier one")
     note_ends(Ledger.here())
     assert run_of(Ledger.here(), record_of().session).entry == Entry(State.DETACHED, Outcome.INTERRUPTED)
+
+
+def test_the_ledger_keeps_all_that_a_run_has_stored_of_its_end(ledger: Ledger) -> None:
+    begun(ledger)
+    ledger.mark("train", Entry(State.DETACHED, Outcome.INTERRUPTED))
+    assert run_of(ledger).end == RunEnd(Outcome.INTERRUPTED)
+    status = RunStatus(CLAIM, Outcome.CANCELLED, 130, 2, time.time(), 1.5, "budget", "it was slow", "", ())
+    ledger.mark("train", Entry(State.DETACHED, Outcome.CANCELLED), status.ended, end=status.end)
+    assert run_of(ledger).end == status.end
+    ledger.mark("train", Entry(State.DETACHED, Outcome.CANCELLED), end=RunEnd(Outcome.CANCELLED, why="less is known"))
+    ledger.mark("train", lambda entry: seen_ended(entry, None))
+    assert run_of(ledger).end == status.end
+    ledger.mark("train", Entry(State.ENDED, Outcome.ENDED), end=RunEnd(Outcome.ENDED, 0, 1))
+    assert run_of(ledger).end == status.end, "the first end of a machine that is gone stays"
+    ledger.check()
+
+
+@pytest.mark.parametrize("wrong", [{"returncode": -1}, {"returncode": 1 << 70}, {"attempts": -1}, {"usd": "nan"}])
+def test_an_end_that_the_ledger_cannot_keep_is_no_end(wrong: dict[str, object]) -> None:
+    said = RunStatus(CLAIM, Outcome.ENDED, 0, 1, 7e12, 1.0).to_json()
+    assert RunStatus.from_json(said).end.ended == 7e9
+    with pytest.raises(SkypoolError, match="the status of a run is not valid"):
+        RunStatus.from_json({**said, **wrong})
 
 
 def test_the_time_at_which_a_machine_was_seen_never_goes_back(ledger: Ledger) -> None:

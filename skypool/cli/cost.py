@@ -13,11 +13,12 @@ from skypool import clock
 from skypool.checks import seconds
 from skypool.cli import output
 from skypool.cli.ps import is_estimated
+from skypool.cli.run_end import end_data
 from skypool.errors import UsageError
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Line, Receipt, amount, by_day
 from skypool.rental.records import Record
-from skypool.rental.run_state import state_of
+from skypool.rental.run_state import brief, reason, state_of
 from skypool.runs.ends_here import note_ends
 
 
@@ -48,12 +49,15 @@ def cost(
         lines: list[dict[str, object]] = [dict(zip(names, [*cells, usd], strict=True)) for cells, usd in rows]
         if by == "pool":
             lines = [
-                {**line, "idle_usd": usd, "session": each.session, **_estimated(each)}
+                {**line, "idle_usd": usd, "session": each.session, **_estimated(each), **_end(each)}
                 for line, usd, each in zip(lines, idle, records, strict=True)
             ]
         all_idle = {"idle_usd": _sum(idle)} if by == "pool" else {}
         output.data({"since": output.utc(start) if start else None, "by": by, "lines": lines, "usd": total, **all_idle})
         return
+    if by == "pool":
+        words = [_state_words(each, now) for each in records]
+        rows = [((*cells[:2], said, *cells[3:]), usd) for (cells, usd), said in zip(rows, words, strict=True)]
     table = [[*map(str, cells), f"{usd:.4f}"] for cells, usd in rows]
     table.append(["total", *[""] * (len(names) - 2), f"{total:.4f}"])
     headings = [each.replace("_", " ").replace("usd", "USD") for each in names]
@@ -72,6 +76,12 @@ _Rows = list[tuple[tuple[object, ...], float]]
 
 def _estimated(record: Record) -> dict[str, object]:
     return {"estimated": True} if is_estimated(record) else {}
+
+
+def _end(record: Record) -> dict[str, object]:
+    """Return the fields for JSON of a run that has ended, as far as that is known; {} for others."""
+    end = None if record.run is None else record.run.end
+    return {} if end is None else {**end_data(end), "why": reason(end)}
 
 
 def _part(line: Line, start: float) -> bool:
@@ -95,11 +105,21 @@ def _by_pool(records: Iterable[Record], start: float, now: float) -> _Rows:
     for record in records:
         lines = [each for each in record.lines if _part(each, start)]
         hours = sum(each.lived for each in lines) / 3600
-        run = state_of(record, now)
-        state = record.state(now) if run is None else run.word
+        state = _state(record, now)
         cells = record.pool, output.utc(record.started), state, len(lines), round(hours, 3)
         rows.append((cells, sum(each.usd_between(start) for each in lines)))
     return rows
+
+
+def _state(record: Record, now: float) -> str:
+    run = state_of(record, now)
+    return record.state(now) if run is None else run.word
+
+
+def _state_words(record: Record, now: float) -> str:
+    """Return the state of a pool for a person: for a run that has ended, how."""
+    end = None if record.run is None else record.run.end
+    return _state(record, now) if end is None else brief(end)
 
 
 def _by_day(records: Iterable[Record], start: float) -> _Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -12,17 +12,19 @@ from skypool import clock
 from skypool.buckets import unfinished
 from skypool.buckets.bucket import Bucket
 from skypool.cli import output, unfinished_uploads
+from skypool.cli.run_end import end_data
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolError, UsageError
 from skypool.head.states import Entry, Outcome
 from skypool.head.steps import seen_ended
 from skypool.model import Instance
+from skypool.rental import run_state
 from skypool.rental.gc import Found, Survey, everyone, reconcile, survey, terminate_found
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import spelt
 from skypool.rental.reaper import terminate_all
-from skypool.rental.records import Record
+from skypool.rental.records import Record, RunEnd, newest
 from skypool.runs.asking import ask_machines
 from skypool.runs.ends_here import note_ends
 
@@ -118,6 +120,8 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         terminate_found(elsewhere, say=output.say)
     for record in records:
         if ledger is not None and record.ended is None and (after := ledger.record(record.session)) is not None:
+            if after.run is not None and after.run.end is not None:
+                output.say(f"run {name} {run_state.told(after.run.end)}")
             output.say(str(after.receipt(after.ended or 0.0)))
     unseen = [e for driver, e in seen.failures if not noted and not isinstance(e, _NOT_SET_UP)]
     if unseen:
@@ -137,9 +141,9 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
 
 def _what_ends(record: Record) -> str:
     """Return what is on a machine that belongs to a run: a run that goes on, or one that has ended."""
-    if record.run is None or record.run.entry.outcome is None:
+    if record.run is None or record.run.end is None:
         return "its run belongs to its machine and goes on there"
-    return f"its run is over ({record.run.entry.outcome.value}), and its machine is still there"
+    return f"its run {run_state.told(record.run.end)}; its machine is still there"
 
 
 def _ended_by_user(entry: Entry) -> Outcome:
@@ -231,17 +235,18 @@ def gc(
         left = [each for each in seen.found if each not in doomed]
         ask_machines(ledger, ledger.open_pools(), left)
     over = reconcile(ledger, seen, doomed if yes and error is None else ()) if ledger is not None else []
-    failures = _failures(seen, left_out)
+    failures, ends = _failures(seen, left_out), _ends_of(over, ledger)
     uploads = unfinished_uploads.look(ledger, None, yes)
     if as_json:
         told = _told(seen, doomed, yes and error is None)
         asked = sorted({each.name for each in seen.asked} - failures.keys())
         output.data({
             "found": told, "uploads": unfinished_uploads.as_data(uploads, yes), "over": list(over), "asked": asked,
+            "runs": {name: _end_data(end) for name, end in ends.items()},
             "not_asked": failures | uploads.failures,
         })  # fmt: skip
     else:
-        _tell(seen, doomed, yes, over, failures)
+        _tell(seen, doomed, yes, over, failures, ends)
         unfinished_uploads.show(uploads, yes)
     if error is not None:
         output.complain(_said(error))
@@ -286,9 +291,30 @@ def _what(found: Found) -> str:
     return f"machine {thing.id} (node {thing.node}{f' of slice {thing.slice}' if thing.slice else ''})"
 
 
-def _tell(seen: Survey, doomed: Sequence[Found], yes: bool, over: Sequence[str], failures: dict[str, str]) -> None:
+def _end_data(end: RunEnd) -> dict[str, object]:
+    return {"state": run_state.WORDS[end.outcome][0], **end_data(end), "why": run_state.reason(end)}
+
+
+def _ends_of(names: Sequence[str], ledger: Ledger | None) -> dict[str, RunEnd]:
+    """Return the known ends of the runs of these pools that belonged to their machine, by the names of the pools."""
+    if ledger is None:
+        return {}
+    records = {name: newest(ledger.pools(name)) for name in names}
+    runs = {name: each.run for name, each in records.items() if each is not None and each.run is not None}
+    return {name: each.end for name, each in runs.items() if each.end is not None}
+
+
+def _tell(
+    seen: Survey,
+    doomed: Sequence[Found],
+    yes: bool,
+    over: Sequence[str],
+    failures: dict[str, str],
+    how: Mapping[str, RunEnd],
+) -> None:
     for name in over:
-        output.say(f"pool {name}: nothing is left of it; the ledger now shows it as ended")
+        run = f"; its run {run_state.told(how[name])}" if name in how else ""
+        output.say(f"pool {name}: nothing is left of it; the ledger now shows it as ended{run}")
     for name, why in failures.items():
         output.say(f"not asked: {name}: {why}")
     asked = ", ".join(sorted({each.name for each in seen.asked} - failures.keys())) or "no provider"

@@ -15,6 +15,7 @@ import typer
 
 from skypool import clock
 from skypool.cli import output
+from skypool.cli.run_end import end_data
 from skypool.errors import SkypoolError
 from skypool.observers import client
 from skypool.rental.gc import GRACE
@@ -246,7 +247,8 @@ def _run_data(record: Record, now: float, unheard: str) -> dict[str, object]:
             "why": state.why,
             "seen": None if run.seen is None else output.utc(run.seen),
             "unheard": unheard,
-            "unsaved": run.unsaved,
+            "unsaved": "" if run.end is None else run.end.unsaved,
+            **end_data(run.end),
             "ends": output.utc(run.ends),
             "ends_by": output.utc(run.latest),
             "usd": record.receipt(now).usd,

@@ -13,10 +13,10 @@ from skypool.cli import output
 from skypool.cli.owner import Name, run_named
 from skypool.head.states import Outcome
 from skypool.rental.ledger import Ledger
-from skypool.rental.records import Record
-from skypool.rental.run_state import WORDS, state_of, what_is_left
+from skypool.rental.records import Record, RunEnd
+from skypool.rental.run_state import WORDS, reason, state_of, told, what_is_left
 from skypool.runs import cancelling
-from skypool.runs.looking import RunEnd, await_end, run_of
+from skypool.runs.looking import await_end, run_of
 
 TIMED_OUT = 124
 """The exit status if the run is not over in time, as that of the command `timeout`."""
@@ -91,35 +91,9 @@ class Lost:
 
 def status_of(end: RunEnd) -> int:
     """Return the exit status of `skypool wait` for an end."""
-    if end.outcome is Outcome.ENDED and end.status is not None and end.status.returncode is not None:
-        return end.status.returncode or (FAILED if end.status.unsaved else 0)
-    is_limit = end.status is not None and bool(end.status.limit)
-    return CANCELLED if end.outcome is Outcome.CANCELLED and not is_limit else FAILED
-
-
-def told(name: str, end: RunEnd) -> str:
-    """Return how a run has ended, as the beginning of a sentence."""
-    status = end.status
-    word, _ = WORDS[end.outcome]
-    match end.outcome:
-        case Outcome.ENDED if status is not None and status.returncode is not None:
-            nowhere = f"; saved nowhere: {status.unsaved}" if status.unsaved else ""
-            return f"run {name} ended with status {status.returncode}{nowhere}"
-        case Outcome.ENDED:
-            return f"run {name} ended by itself, and its exit status is not known here"
-        case Outcome.CANCELLED if status is not None and status.limit:
-            return f"run {name} was stopped before its {status.limit} would have ended its machine"
-        case Outcome.CANCELLED:
-            return f"run {name} was cancelled"
-        case Outcome.NOT_STARTED:
-            return f"run {name} was never started: {_why(end)}"
-        case _:
-            verb = {Outcome.INTERRUPTED: "was ", Outcome.LOST: "is "}.get(end.outcome, "")
-            return f"run {name} {verb}{word}: {_why(end)}"
-
-
-def _why(end: RunEnd) -> str:
-    return end.status.why if end.status is not None and end.status.why else WORDS[end.outcome][1]
+    if end.outcome is Outcome.ENDED and end.returncode is not None:
+        return end.returncode or (FAILED if end.unsaved else 0)
+    return CANCELLED if end.outcome is Outcome.CANCELLED and not end.limit else FAILED
 
 
 def _tell(
@@ -131,22 +105,29 @@ def _tell(
         output.data({**_data(record, end), **more})
     else:
         before = "nothing to cancel: " if was_over else ""
-        output.say(f"{before}{told(record.pool, end)}{what_is_left(record, time.time())}")
+        output.say(f"{before}run {record.pool} {told(end)}{what_is_left(record, time.time())}")
 
 
 def _data(record: Record, end: RunEnd | None) -> dict[str, object]:
     """Return what is known of a run for JSON. `end` is None if it is not over."""
     state = state_of(record, time.time())
     assert state is not None
-    status = None if end is None else end.status
     return {
         "pool": record.pool,
         "generation": run_of(record).claim.generation,
         "state": state.word if end is None else WORDS[end.outcome][0],
-        "returncode": None if status is None else status.returncode,
-        "attempts": None if status is None else status.attempts,
-        "ended": None if status is None else output.utc(status.ended),
-        "limit": None if status is None else status.limit or None,
-        "why": state.why if end is None else _why(end),
-        "usd": None if status is None else status.usd,
+        **end_data(end),
+        "why": state.why if end is None else reason(end),
+        "usd": None if end is None else end.usd,
+    }
+
+
+def end_data(end: RunEnd | None) -> dict[str, object]:
+    """Return what a run has stored of its end, for JSON; None for what is not known."""
+    ended = None if end is None else end.ended
+    return {
+        "returncode": None if end is None else end.returncode,
+        "attempts": None if end is None else end.attempts,
+        "ended": None if ended is None else output.utc(ended),
+        "limit": None if end is None else end.limit or None,
     }

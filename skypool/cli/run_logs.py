@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from skypool.cli import output
-from skypool.cli.run_end import Lost, told
+from skypool.cli.run_end import Lost
 from skypool.errors import UsageError
 from skypool.head.states import Ledger as State
 from skypool.logs.reader import LogLine
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record
-from skypool.rental.run_state import what_is_left
+from skypool.rental.run_state import told, what_is_left
 from skypool.runs.looking import Idle, Missing, Printed, RunLook, Seen, end_of, note_found, run_of
 from skypool.runs.rank_lines import RankLines
 
@@ -67,7 +67,7 @@ def lines(record: Record, follow: bool) -> Iterator[LogLine | None]:
     yield from made.finish()
     yield None
     if follow and end is not None:
-        output.note(told(name, end) + what_is_left(known.record(record.session) or record, time.time()))
+        output.note(f"run {name} {told(end)}" + what_is_left(known.record(record.session) or record, time.time()))
 
 
 class _Lines:

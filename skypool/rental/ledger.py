@@ -38,7 +38,7 @@ from skypool.rental.budget import Budget
 from skypool.rental.ledger_file import LedgerFile
 from skypool.rental.ledger_schema import put_back
 from skypool.rental.receipt import IdleSpan, Receipt
-from skypool.rental.records import Intent, Record, as_rows, newest, read
+from skypool.rental.records import Intent, Record, RunEnd, as_rows, newest, read
 from skypool.safety import user_folders
 
 KEEP = 366 * 86400.0
@@ -280,7 +280,7 @@ class Ledger:
         at: float = math.inf,
         *,
         seen: float | None = None,
-        unsaved: str = "",
+        end: RunEnd | None = None,
     ) -> None:
         """Write over the entry of a pool's run that is handed over, by the rule of `steps.merged`. Does not raise.
 
@@ -292,10 +292,10 @@ class Ledger:
                 entry, in the same transaction.
             at: since when it is so, in seconds since 1970; a time in the future, as by default, counts as now.
             seen: when the machine has said it, in seconds since 1970; None if it has not.
-            unsaved: what it has said of files that are saved nowhere; "" if it has said nothing of any.
+            end: what is known of how the run has ended; None for nothing but the outcome of the entry.
         """
         now = min(at, time.time())
-        self._note(lambda book: ledger_runs.mark(book, session, change, now, seen, unsaved))
+        self._note(lambda book: ledger_runs.mark(book, session, change, now, seen, end))
 
     def rented(
         self,

@@ -11,7 +11,7 @@ from skypool import clock
 from skypool.errors import LedgerError, PoolClosed, TakenOver
 from skypool.head.states import Claim, Entry, Ledger, Outcome
 from skypool.head.steps import merged
-from skypool.rental.records import RunRecord, read
+from skypool.rental.records import RunEnd, RunRecord, read
 
 Mark = Entry | Callable[[Entry], Entry]
 """What is written over an entry: another entry, or a function that returns one, called with the present one."""
@@ -59,14 +59,20 @@ def begin(
 
 
 def mark(
-    book: sqlite3.Connection, session: str, change: Mark, now: float, seen: float | None = None, unsaved: str = ""
+    book: sqlite3.Connection,
+    session: str,
+    change: Mark,
+    now: float,
+    seen: float | None = None,
+    end: RunEnd | None = None,
 ) -> None:
     """Write over the entry of a run by the rule of `steps.merged`. Do nothing if the pool's run is not handed over.
 
     `now` is the time since when it is so; an earlier one than that of the present entry counts as that. `seen` is the
-    time at which the machine has said it; None if it has not. `unsaved` is what it has said of files that are saved
-    nowhere; "" changes nothing. If the entry then says that the machine has ended, its account is closed at `now`, and
-    the pool is over. A run that was not started is an exception: its client closes the pool.
+    time at which the machine has said it; None if it has not. `end` is what is known of how the run has ended. It is
+    kept if the entry then has its outcome, unless more is known. If the entry then says that the machine has ended, its
+    account is closed at `now`, and the pool is over. A run that was not started is an exception: its client closes the
+    pool.
     """
     found = read(book, clock.now(), "p.session = ?", session)
     old = found[0].run if found else None
@@ -74,23 +80,39 @@ def mark(
         return
     entry = merged(old.entry, change if isinstance(change, Entry) else change(old.entry))
     last = max((each for each in (old.seen, seen) if each is not None), default=None)
-    unsaved = unsaved or old.unsaved
-    if (entry, last, unsaved) == (old.entry, old.seen, old.unsaved):
+    end = _known(old, entry.outcome, end)
+    if (entry, last, end) == (old.entry, old.seen, old.end):
         return
     now = max(now, old.at)
     is_known = entry == old.entry or (entry.outcome is not None and entry.outcome is old.entry.outcome)
-    _write(book, session, replace(old, entry=entry, at=old.at if is_known else now, seen=last, unsaved=unsaved))
+    _write(book, session, replace(old, entry=entry, at=old.at if is_known else now, seen=last, end=end))
     if entry.state is Ledger.ENDED and entry.outcome is not Outcome.NOT_STARTED:
-        end = min(now, old.latest)
+        at = min(now, old.latest)
         sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), ?) WHERE session = ? AND ended IS NULL"
-        book.execute(sql, (end, session))
+        book.execute(sql, (at, session))
         sql = "UPDATE orders SET state = 'refused', error = 'its machine has ended' WHERE session = ?"
         book.execute(f"{sql} AND state = 'intended'", (session,))
-        book.execute("UPDATE pools SET ended = COALESCE(ended, ?) WHERE session = ?", (end, session))
+        book.execute("UPDATE pools SET ended = COALESCE(ended, ?) WHERE session = ?", (at, session))
+
+
+def _known(old: RunRecord, outcome: Outcome | None, end: RunEnd | None) -> RunEnd | None:
+    """Return what is known of the end of a run that has this outcome now, of what was known and what is said."""
+    if outcome is None:
+        return None
+    known = old.end if old.end is not None and old.end.outcome is outcome else RunEnd(outcome)
+    if end is None or end.outcome is not outcome or (end.attempts is None and known.attempts is not None):
+        return known
+    return replace(end, why=end.why or known.why, unsaved=end.unsaved or known.unsaved)
 
 
 def _write(book: sqlite3.Connection, session: str, run: RunRecord) -> None:
     outcome = None if run.entry.outcome is None else run.entry.outcome.value
     said = run.claim.run, run.claim.generation, run.entry.state.value, outcome
-    row = session, *said, run.at, run.ends, run.latest, run.worst_usd, run.heir, run.seen, run.unsaved
+    row = session, *said, run.at, run.ends, run.latest, run.worst_usd, run.heir, run.seen, *_end_row(run.end)
     book.execute(f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(row))})", row)
+
+
+def _end_row(end: RunEnd | None) -> tuple[object, ...]:
+    if end is None:
+        return "", None, None, None, None, "", ""
+    return end.unsaved, end.returncode, end.attempts, end.ended, end.usd, end.limit, end.why

@@ -70,6 +70,14 @@ ALTER TABLE runs ADD COLUMN seen REAL;
     """
 ALTER TABLE runs ADD COLUMN unsaved TEXT NOT NULL DEFAULT '';
 """,
+    """
+ALTER TABLE runs ADD COLUMN returncode INTEGER;
+ALTER TABLE runs ADD COLUMN attempts INTEGER;
+ALTER TABLE runs ADD COLUMN ended REAL;
+ALTER TABLE runs ADD COLUMN usd REAL;
+ALTER TABLE runs ADD COLUMN end_limit TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN why TEXT NOT NULL DEFAULT '';
+""",
 )
 """SQL steps that bring the tables from each version to the next. The first step makes the tables in an empty file.
 
@@ -80,7 +88,8 @@ is the time until which machines stay after the end of their `with` block; NULL 
 pool's `max_lifetime` in seconds; NULL for no limit. `start_usd` is the estimated cost of the start of a machine. `runs`
 has a row for each pool whose run is handed over to its machine: `ledger_runs`. `runs.heir` is the digest by which the
 hand-over is known on the machine, and `runs.seen` the time when the machine has last said how the run stands.
-`runs.unsaved` says what of its folders is saved nowhere.
+`runs.unsaved` says what of its folders is saved nowhere. The columns after it are the other fields of `records.RunEnd`:
+`end_limit` is its `limit`. They are NULL or empty for what is not known.
 """
 SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""

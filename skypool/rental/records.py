@@ -60,6 +60,31 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
+class RunEnd:
+    """The end of a run that was handed over to its machine, as far as it is known.
+
+    Attributes:
+        outcome: how it has ended.
+        returncode: the exit status of its program: 128 + n if signal n ended it; None if that is not known.
+        attempts: the number of times that the program was started; None if the run has not stored its end.
+        ended: when it has stored that, in seconds since 1970; None if it has not.
+        usd: what it had cost by then, at the last known prices, in US dollars; None if that is not known.
+        limit: what its program was stopped for: "budget" or "lifetime"; "" if it was not, or that is not known.
+        why: why it has failed or was interrupted; "" if it was not, or that is not known.
+        unsaved: what of its folders that are kept in buckets is saved nowhere, and why; "" for nothing.
+    """
+
+    outcome: states.Outcome
+    returncode: int | None = None
+    attempts: int | None = None
+    ended: float | None = None
+    usd: float | None = None
+    limit: str = ""
+    why: str = ""
+    unsaved: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """The hand-over of a run from the client of its pool to a machine of the pool, as it is recorded in the ledger.
 
@@ -76,8 +101,7 @@ class RunRecord:
         heir: the digest of the word by which the runner is known, as from `messages.heir_digest`. On the machine, the
             row of this hand-over has the same. "" if it is not known.
         seen: when the machine has last said how the run stands, or has ended; None if nobody has asked it.
-        unsaved: what of its folders that are kept in buckets is saved nowhere, and why; "" for nothing, or before the
-            end.
+        end: how the run has ended; None if that is not known.
     """
 
     claim: states.Claim
@@ -88,7 +112,7 @@ class RunRecord:
     worst_usd: float
     heir: str = ""
     seen: float | None = None
-    unsaved: str = ""
+    end: RunEnd | None = None
 
     @property
     def is_given(self) -> bool:
@@ -313,18 +337,39 @@ def _intent(row: Sequence[Any]) -> Intent:
 
 
 def _run(row: tuple[object, ...]) -> RunRecord:
-    _, run, generation, state, outcome, at, ends, latest, worst_usd, heir, seen, unsaved = row
+    _, run, generation, state, outcome, at, ends, latest, worst_usd, heir, seen, *end = row
+    how = None if outcome is None else _one_of(states.Outcome, outcome)
     return RunRecord(
         claim=states.Claim(_text(run), _whole(generation)),
-        entry=states.Entry(
-            _one_of(states.Ledger, state), None if outcome is None else _one_of(states.Outcome, outcome)
-        ),
+        entry=states.Entry(_one_of(states.Ledger, state), how),
         at=_time(at),
         ends=_time(ends),
         latest=_time(latest),
         worst_usd=_number(worst_usd),
         heir=_text(heir),
         seen=None if seen is None else _time(seen),
+        end=None if how is None else _run_end(how, *end),
+    )
+
+
+def _run_end(
+    outcome: states.Outcome,
+    unsaved: object,
+    returncode: object,
+    attempts: object,
+    ended: object,
+    usd: object,
+    limit: object,
+    why: object,
+) -> RunEnd:
+    return RunEnd(
+        outcome=outcome,
+        returncode=None if returncode is None else _whole(returncode),
+        attempts=None if attempts is None else _whole(attempts),
+        ended=None if ended is None else _time(ended),
+        usd=None if usd is None else _number(usd),
+        limit=_text(limit),
+        why=_text(why),
         unsaved=_text(unsaved),
     )
 

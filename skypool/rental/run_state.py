@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from skypool.head.states import Ledger, Outcome
-from skypool.rental.records import Record
+from skypool.rental.records import Record, RunEnd
 
 Word = Literal["starting", "running", "draining", "ended", "failed", "cancelled", "interrupted", "lost"]
 
@@ -48,10 +48,9 @@ def state_of(record: Record, now: float) -> RunState | None:
         return None
     seen = "" if run.seen is None else f"; it was seen at {_clock(run.seen)}"
     if run.entry.outcome is not None:
-        word, why = WORDS[run.entry.outcome]
-        then = seen if run.entry.outcome is Outcome.LOST else ""
-        nowhere = f"; saved nowhere: {run.unsaved}" if run.unsaved else ""
-        return RunState(word, run.at, why + then + nowhere + what_is_left(record, now))
+        end = run.end or RunEnd(run.entry.outcome)
+        then = seen if end.outcome is Outcome.LOST else ""
+        return RunState(WORDS[end.outcome][0], run.at, reason(end) + then + _nowhere(end) + what_is_left(record, now))
     if not run.is_given or record.ended is not None or not record.running:
         word, why = WORDS[Outcome.LOST]
         return RunState(word, record.ended or run.at, why + seen)
@@ -70,6 +69,52 @@ def state_of(record: Record, now: float) -> RunState | None:
         f"{_clock(record.beat + record.lease)}; otherwise it goes on until {_clock(run.ends)} at the latest"
     )
     return RunState("starting", run.at, why)
+
+
+def reason(end: RunEnd) -> str:
+    """Return how a run has ended as a sentence about it, such as "its program has ended with status 3"."""
+    match end.outcome:
+        case Outcome.ENDED if end.returncode is not None:
+            return f"its program has ended with status {end.returncode}"
+        case Outcome.CANCELLED if end.limit:
+            return f"it was stopped for its {end.limit}"
+        case Outcome.CANCELLED if end.attempts is not None:
+            return "a user has cancelled it"
+        case _:
+            return end.why or WORDS[end.outcome][1]
+
+
+def brief(end: RunEnd) -> str:
+    """Return how a run has ended in a few words, such as "ended with status 3"."""
+    if end.outcome is Outcome.ENDED and end.returncode is not None:
+        return f"ended with status {end.returncode}"
+    if end.outcome is Outcome.CANCELLED and end.limit:
+        return f"stopped for its {end.limit}"
+    return WORDS[end.outcome][0]
+
+
+def told(end: RunEnd) -> str:
+    """Return how a run has ended as words after its name, such as "was stopped for its budget"."""
+    match end.outcome:
+        case Outcome.ENDED if end.returncode is not None:
+            words = brief(end)
+        case Outcome.ENDED:
+            words = "ended by itself, and its exit status is not known here"
+        case Outcome.CANCELLED:
+            words = f"was {brief(end)}"
+        case Outcome.FAILED:
+            words = f"failed: {reason(end)}"
+        case Outcome.INTERRUPTED:
+            words = f"was interrupted: {reason(end)}"
+        case Outcome.LOST:
+            words = f"is lost: {reason(end)}"
+        case Outcome.NOT_STARTED:
+            words = f"was never started: {reason(end)}"
+    return words + _nowhere(end)
+
+
+def _nowhere(end: RunEnd) -> str:
+    return f"; saved nowhere: {end.unsaved}" if end.unsaved else ""
 
 
 def what_is_left(record: Record, now: float) -> str:

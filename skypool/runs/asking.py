@@ -12,7 +12,6 @@ from skypool.head.states import Entry, Ledger
 from skypool.head.steps import seen, seen_cut_off
 from skypool.rental import gc, ledger
 from skypool.rental.records import Record
-from skypool.runs import stored
 from skypool.runs.end_in_bucket import end_in_bucket
 from skypool.runs.machine_look import Found, look
 from skypool.runs.own_thread import in_thread
@@ -70,9 +69,8 @@ def record_found(known: ledger.Ledger, session: str, found: Found) -> None:
     """Record what a machine with the row of the run has said. Raises LedgerError if the ledger cannot be written."""
     now = time.time()
     if found.status is not None:
-        entry, status = Entry(Ledger.DETACHED, found.status.outcome), found.status
-        stored.keep_here(session, status)
-        known.mark(session, entry, status.ended, seen=now, unsaved=status.unsaved)
+        status = found.status
+        known.mark(session, Entry(Ledger.DETACHED, status.outcome), status.ended, seen=now, end=status.end)
     elif found.has_agent:
         known.mark(session, partial(seen, is_committed=True), seen=now)
     else:

@@ -11,10 +11,10 @@ from skypool.errors import SkypoolError
 from skypool.head import messages
 from skypool.head.states import CancelRun, Stage, Status, ToAgent
 from skypool.rental.ledger import Ledger
-from skypool.rental.records import Record
+from skypool.rental.records import Record, RunEnd
 from skypool.runs import stored
 from skypool.runs.follow import exactly
-from skypool.runs.looking import FINAL, SILENT, RunEnd, await_end, known_end, lost_end, reached, run_of, started
+from skypool.runs.looking import FINAL, SILENT, await_end, known_end, lost_end, reached, run_of, started
 from skypool.runs.reaching import NotListed
 from skypool.shipping.package_zip import shell_path
 from skypool.text import one_line
@@ -42,7 +42,7 @@ def cancel(record: Record, known: Ledger, hear: Callable[[str], object]) -> tupl
         SkypoolError: the agent could not be told within 60 s, or the run was not over 120 s later.
         LoginRefused, HostKeyMismatch, CredentialsError: the machine cannot be reached from here.
     """
-    if (end := known_end(record)) is not None:
+    if (end := known_end(record, known)) is not None:
         return end, True
     try:
         is_over = _tell_until(record, time.monotonic() + _TO_TELL, hear)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from functools import partial
 from pathlib import Path
 
 from skypool.errors import SkypoolError
 from skypool.head import messages, rows
-from skypool.head.states import Entry, Ledger
-from skypool.head.steps import seen_cut_off
 from skypool.processes import host_name
 from skypool.rental import ledger
+from skypool.runs.asking import record_found
+from skypool.runs.machine_look import Found
 from skypool.runs.stored import stored
 from skypool.safety import user_folders
 
@@ -36,8 +34,6 @@ def note_ends(known: ledger.Ledger) -> None:
             continue
         if row is None or (row.claim, row.heir) != (run.claim, run.heir):
             continue
-        if status is not None and status.claim == run.claim:
-            entry = Entry(Ledger.DETACHED, status.outcome)
-            known.mark(record.session, entry, status.ended, seen=time.time(), unsaved=status.unsaved)
-        elif status is None and "" not in (row.boot, boot := rows.boot_id()) and row.boot != boot:
-            known.mark(record.session, partial(seen_cut_off, has_row=True, stored=None), seen=time.time())
+        was_rebooted = "" not in (row.boot, boot := rows.boot_id()) and row.boot != boot
+        if status.claim == run.claim if status is not None else was_rebooted:
+            record_found(known, record.session, Found(has_agent=False, has_row=True, status=status))

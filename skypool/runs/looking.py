@@ -28,15 +28,17 @@ from skypool.head.states import Outcome
 from skypool.link.reach import local_command
 from skypool.model import Access
 from skypool.rental.ledger import Ledger
-from skypool.rental.records import Record, RunRecord
+from skypool.rental.records import Record, RunEnd, RunRecord
+from skypool.rental.run_state import WORDS
 from skypool.runs import look_end, machine_look, stored
 from skypool.runs.asking import record_found
+from skypool.runs.end_in_bucket import end_in_bucket
 from skypool.runs.follow import exactly
 from skypool.runs.machine_look import Found
 from skypool.runs.output_files import END, Records
 from skypool.runs.own_thread import in_thread
 from skypool.runs.reaching import NotListed, reach
-from skypool.runs.stored import About, RunStatus
+from skypool.runs.stored import About
 from skypool.shipping.package_zip import shell_path
 from skypool.text import one_line
 from skypool.wire.transport import CommandStream, refusal
@@ -292,18 +294,10 @@ def started(access: Access, modules: tuple[str, ...], words: str) -> Iterator[Co
 # --- the end -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """The end of a run. `status` is what the run has stored; None if nobody knows that here."""
-
-    outcome: Outcome
-    status: RunStatus | None = None
-
-
 def end_of(found: Found, is_detached: bool) -> RunEnd | None:
     """Return how a run has ended by what its machine has; None if it goes on. `is_detached` is from the ledger."""
     if found.has_row and found.status is not None:
-        return RunEnd(found.status.outcome, found.status)
+        return found.status.end
     if found.has_row:
         return None if found.has_agent else RunEnd(Outcome.INTERRUPTED)
     if is_detached:
@@ -311,13 +305,24 @@ def end_of(found: Found, is_detached: bool) -> RunEnd | None:
     return None if found.has_agent else RunEnd(Outcome.NOT_STARTED)
 
 
-def known_end(record: Record) -> RunEnd | None:
-    """Return how a run has ended if all of that is known on this computer. Asks nobody."""
-    status = stored.kept_here(record.session)
-    if status is not None and status.claim == run_of(record).claim:
-        return RunEnd(status.outcome, status)
-    outcome = run_of(record).entry.outcome
-    return None if outcome in (None, Outcome.ENDED) else RunEnd(outcome)  # the exit status may still be there
+def known_end(record: Record, known: Ledger) -> RunEnd | None:
+    """Return how a run has ended if all of that is known. Asks only the buckets of a run that is lost otherwise."""
+    end = run_of(record).end
+    if end is None or (end.outcome is Outcome.ENDED and end.returncode is None):  # that may still be there
+        return None
+    return (_end_in_bucket(record, known) or end) if end.outcome is Outcome.LOST else end
+
+
+def _end_in_bucket(record: Record, known: Ledger) -> RunEnd | None:
+    """Return the end that a run has kept beside its folders in a bucket, and record it; None if there is none."""
+    try:
+        status = end_in_bucket(record)
+    except (OSError, SkypoolError) as e:
+        return RunEnd(Outcome.LOST, why=f"{WORDS[Outcome.LOST][1]} here: {e}")
+    if status is None:
+        return None
+    note_found(known, record, Found(has_agent=False, has_row=True, status=status))
+    return status.end
 
 
 def await_end(
@@ -331,7 +336,7 @@ def await_end(
 
     Raises what `RunLook` raises, but for NotListed.
     """
-    if (end := known_end(record)) is not None:
+    if (end := known_end(record, known)) is not None:
         return end
     is_detached = run_of(record).entry.state is State.DETACHED
     try:
@@ -355,9 +360,9 @@ def note_found(known: Ledger, record: Record, found: Found) -> None:
 
 
 def lost_end(known: Ledger, record: Record) -> RunEnd:
-    """Return how a run has ended whose machine is not listed any more: another process may have heard it.
+    """Return how a run has ended whose machine is not listed any more: another process, or a bucket, may have it.
 
-    Waits for one that ends the machine just now, such as `skypool down`, for 30 s at most.
+    Waits for a process that ends the machine just now, such as `skypool down`, for 30 s at most.
     """
     until = time.monotonic() + _TO_DOWN
     while True:
@@ -366,4 +371,5 @@ def lost_end(known: Ledger, record: Record) -> RunEnd:
         if not is_ending or time.monotonic() > until:
             break
         time.sleep(_LOOK)
-    return known_end(record) or RunEnd(run_of(record).entry.outcome or Outcome.LOST)
+    end = known_end(record, known) or _end_in_bucket(record, known)
+    return end or run_of(record).end or RunEnd(Outcome.LOST)

@@ -18,6 +18,7 @@ from skypool.errors import SkypoolError
 from skypool.head import messages
 from skypool.head.states import Claim, Outcome
 from skypool.model import Access
+from skypool.rental.records import RunEnd
 from skypool.runs.output_files import END, END_FILE
 from skypool.safety import durable, private, user_folders
 from skypool.text import one_line
@@ -37,13 +38,15 @@ OUTPUT = "output"
 """The folder with the output files of each attempt, by its number, and there of each process, by its rank."""
 _ENDS = (Outcome.ENDED, Outcome.FAILED, Outcome.CANCELLED, Outcome.INTERRUPTED)
 """The outcomes that a runner stores."""
-_ENDS_HERE = "run-ends"
-"""The folder on this computer with the ends of runs that other machines have told."""
 _VERSION = 1
 MOST = 1 << 20
 """The most bytes of a status."""
 _DIGITS = 16
 """The digits of a digest that tell runs of one name apart."""
+_LATEST = 7e9
+"""A later end, of a machine with a wrong clock, counts as this: in seconds since 1970."""
+_MOST_STATUS = 255
+_MOST_ATTEMPTS = 1 << 31
 _MOST_FOLDERS = 64
 _MOST_NAMES = 5
 _LONGEST_NAME = 100
@@ -143,6 +146,14 @@ class RunStatus:
         """The files of its folders that are or may be saved nowhere, and why; "" if all are saved."""
         return "; ".join(filter(None, (each.lost for each in self.folders)))
 
+    @property
+    def end(self) -> RunEnd:
+        """The end of the run as the ledger keeps it."""
+        return RunEnd(
+            self.outcome, self.returncode, self.attempts, min(self.ended, _LATEST), self.usd, self.limit, self.why,
+            self.unsaved,
+        )  # fmt: skip
+
     def to_json(self) -> dict[str, Any]:
         return {"version": _VERSION, **asdict(self), "outcome": self.outcome.value}
 
@@ -154,13 +165,19 @@ class RunStatus:
                 raise TypeError("it is no object")
             if Outcome(said["outcome"]) not in _ENDS or not 0.0 <= float(said["ended"]) < math.inf:
                 raise ValueError("no runner stores this")
+            usd = None if said["usd"] is None else float(said["usd"])
+            returncode = None if said["returncode"] is None else int(said["returncode"])
+            if not 0 <= (returncode or 0) <= _MOST_STATUS or not 0.0 <= (usd or 0.0) < math.inf:
+                raise ValueError("no program ends so")
+            if not 0 <= (attempts := int(said["attempts"])) <= _MOST_ATTEMPTS:
+                raise ValueError("no program is started so often")
             return cls(
                 claim=messages.claim(said["claim"]),
                 outcome=Outcome(said["outcome"]),
-                returncode=None if said["returncode"] is None else int(said["returncode"]),
-                attempts=int(said["attempts"]),
+                returncode=returncode,
+                attempts=attempts,
                 ended=float(said["ended"]),
-                usd=None if said["usd"] is None else float(said["usd"]),
+                usd=usd,
                 limit=one_line(str(said["limit"]), 100),
                 why=one_line(str(said["why"]), 1000),
                 saved=str(said["saved"]),
@@ -277,23 +294,6 @@ def stored(folder: Path) -> RunStatus | None:
     except ValueError:
         said = None
     return RunStatus.from_json(said)
-
-
-def keep_here(session: str, status: RunStatus) -> None:
-    """Keep on this computer how a run has ended that a machine has told, as the machine may end soon.
-
-    `session` is that of its pool. Does nothing if it cannot be written: the ledger has the outcome.
-    """
-    with contextlib.suppress(OSError, SkypoolError):  # most often, as it is there already
-        durable.write_new(private.folder(user_folders.state() / _ENDS_HERE) / f"{session}.json", _packed(status))
-
-
-def kept_here(session: str) -> RunStatus | None:
-    """Return how a run has ended, as it is kept on this computer; None if that is not known here."""
-    try:
-        return RunStatus.from_json(json.loads((user_folders.state() / _ENDS_HERE / f"{session}.json").read_bytes()))
-    except (OSError, SkypoolError, ValueError):
-        return None
 
 
 def statuses(folder: Path, ranks: Sequence[int]) -> list[int | None]:
