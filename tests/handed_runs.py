@@ -28,6 +28,7 @@ from tests.supplies import supply_of
 from tests.test_ledger import change
 
 HEIR = messages.heir_digest("the word of the runner")
+SEAL = messages.seal_key("the word of the runner")
 STOCK = [Stock("gpu-8", 36.0, "H100:8"), Stock("gpu-8", 18.0, "H100:8", market="spot"), Stock("small", 0.1)]
 
 
@@ -79,7 +80,7 @@ def handed(
 ) -> RunAccount:
     """Hand a run over, as its client does, up to a state. Its heir is `HEIR`."""
     supply = rented(cloud, name, budget)
-    account = RunAccount(supply, Claim(name), seconds, HEIR)
+    account = RunAccount(supply, Claim(name), seconds, HEIR, SEAL)
     account.write(Entry(State.DETACHING))
     account.renew_tags()
     if state is not State.DETACHING:

@@ -43,7 +43,7 @@ from skypool.runs.whole_run import Asked, WholeRun
 from skypool.testing import FakeCloud, Stock
 from skypool.wire.save_orders import FolderState
 from tests.conftest import children, eventually
-from tests.handed_runs import HEIR, cloud_at, handed, record_of
+from tests.handed_runs import HEIR, SEAL, cloud_at, handed, record_of
 from tests.lab import stores, sts
 from tests.lab.stores import KEYS, secret_of
 from tests.test_detached_run import Project, project
@@ -106,9 +106,10 @@ def test_a_run_whose_client_is_killed_right_after_the_hand_over_has_all_its_file
     assert status.folders == (KeptFolder("out", url, len(WRITTEN), bytes_of(WRITTEN)),)
     assert kept(bucket) == WRITTEN
     [note] = bucket.glob(f".skypool/runs/{project.name}-1-*.json")
-    heir = json.loads(note.read_text())["heir"]
-    assert note.name == stored.note_name(Claim(project.name), heir)
-    assert stored.from_note(note.read_bytes(), Claim(project.name), heir) == status
+    run = record_of(project.name).run
+    assert run is not None
+    assert note.name == stored.note_name(run.claim, run.heir)
+    assert stored.from_note(note.read_bytes(), run.claim, run.heir, run.seal) == status, "it is signed"
 
 
 def test_data_is_there_and_the_bucket_for_all_runs_has_what_is_saved(
@@ -404,7 +405,9 @@ def test_what_a_machine_says_of_folders_is_short_and_without_control_characters(
     assert found.unsaved.isprintable()
 
 
-@pytest.mark.parametrize("what", ["another run", "another hand-over", "no JSON", "large", "nothing", "no folder"])
+@pytest.mark.parametrize(
+    "what", ["another run", "another hand-over", "forged", "no JSON", "large", "nothing", "no folder"]
+)
 def test_an_end_in_a_bucket_that_is_of_another_run_or_not_valid_is_none(
     what: str, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,19 +418,26 @@ def test_an_end_in_a_bucket_that_is_of_another_run_or_not_valid_is_none(
     noted = left_uploads.Noted(record_of().session, datetime.now(UTC), (Bucket(f"file://{bucket}"),))
     monkeypatch.setattr(left_uploads, "noted", lambda: [noted])
     status = RunStatus(CLAIM, Outcome.ENDED, 0, 1, time.time())
-    place.write_text(stored.note_of(status, HEIR))
+    place.write_text(stored.note_of(status, HEIR, SEAL))
     assert end_in_bucket(record_of()) == status
-    reasons = {"no JSON": "cannot be read", "large": "cannot be read: it has 1,0", "no folder": "is no folder here"}
+    reasons = {
+        "forged": "was not written by the run",
+        "no JSON": "cannot be read",
+        "large": "cannot be read: it has 1,0",
+        "no folder": "is no folder here",
+    }
     why = reasons.get(what)
     match what:
         case "another run":
-            place.write_text(stored.note_of(replace(status, claim=Claim("other")), HEIR))
+            place.write_text(stored.note_of(replace(status, claim=Claim("other")), HEIR, SEAL))
         case "another hand-over":
-            place.write_text(stored.note_of(status, "0" * 64))
+            place.write_text(stored.note_of(status, "0" * 64, SEAL))
+        case "forged":
+            place.write_text(stored.note_of(status, HEIR, "0" * 64))
         case "no JSON":
             place.write_text("[" * 100_000)
         case "large":
-            place.write_text(stored.note_of(replace(status, saved="x" * stored.MOST), HEIR))
+            place.write_text(stored.note_of(replace(status, saved="x" * stored.MOST), HEIR, SEAL))
         case "nothing":
             place.unlink()
         case "no folder":

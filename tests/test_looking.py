@@ -42,7 +42,7 @@ from skypool.runs.whole_run import Asked, WholeRun
 from skypool.testing import FakeCloud, Stock
 from skypool.wire.transport import CommandStream, Subprocess
 from tests.conftest import eventually
-from tests.handed_runs import HEIR, cloud_at, handed, passed, record_of, write_row
+from tests.handed_runs import HEIR, SEAL, cloud_at, handed, passed, record_of, write_row
 from tests.test_detached_run import WAITS, Project, project, skypool
 from tests.test_hand_over import Head, started
 
@@ -240,7 +240,7 @@ def test_wait_reads_the_end_from_a_bucket_when_the_machine_is_gone(
         in (said.stdout)
     )
     status = RunStatus(CLAIM, Outcome.ENDED, 3, 1, time.time(), 0.5)
-    note.write_text(stored.note_of(status, HEIR))
+    note.write_text(stored.note_of(status, HEIR, SEAL))
     said = invoke("wait", "train", "--json")
     assert said.exit_code == 3
     assert (json.loads(said.stdout)["state"], json.loads(said.stdout)["usd"]) == ("ended", 0.5)

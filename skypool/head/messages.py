@@ -17,6 +17,7 @@ the CANCEL of one of its calls is `Stops`. The agent answers `Takes` by a line.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -191,6 +192,11 @@ def read_needs(read: Callable[[int], bytes]) -> bytes:
 def heir_digest(heir: str) -> str:
     """Return what may be written down of an heir: 64 hexadecimal digits, of which it cannot be found."""
     return hashlib.sha256(heir.encode()).hexdigest()
+
+
+def seal_key(heir: str) -> str:
+    """Return the key with which the runner of an heir signs what it keeps in buckets: 64 hexadecimal digits."""
+    return hmac.new(heir.encode(), b"what a run keeps in buckets", hashlib.sha256).hexdigest()
 
 
 def _parsed(said: bytes) -> object:

@@ -248,7 +248,15 @@ class Ledger:
         self._file.write(work)
 
     def hand_over(
-        self, session: str, claim: Claim, *, ends: float, latest: float, worst_usd: float, heir: str = ""
+        self,
+        session: str,
+        claim: Claim,
+        *,
+        ends: float,
+        latest: float,
+        worst_usd: float,
+        heir: str = "",
+        seal: str = "",
     ) -> None:
         """Record that this process, which runs the pool, hands its run over to its machine. Call this before it begins.
 
@@ -262,6 +270,7 @@ class Ledger:
             worst_usd: the most that the pool may cost in all, in US dollars.
             heir: the digest of the word by which the runner will be known, as from `messages.heir_digest`. Without it,
                 nobody can tell later that a row or a stored end is of this hand-over.
+            seal: the key with which the runner signs what it keeps in buckets, as from `messages.seal_key`.
 
         Raises:
             LedgerError: the ledger cannot be written, does not have the pool, or has another claim for it.
@@ -269,7 +278,7 @@ class Ledger:
             TakenOver: another process has taken the pool over.
         """
         times = time.time(), ends, latest
-        self._file.write(lambda book: ledger_runs.begin(book, session, claim, times, worst_usd, heir))
+        self._file.write(lambda book: ledger_runs.begin(book, session, claim, times, worst_usd, (heir, seal)))
 
     # --- after renting: methods that never raise -------------------------------------------------------------
 

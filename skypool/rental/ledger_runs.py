@@ -18,14 +18,19 @@ Mark = Entry | Callable[[Entry], Entry]
 
 
 def begin(
-    book: sqlite3.Connection, session: str, claim: Claim, times: tuple[float, float, float], usd: float, heir: str
+    book: sqlite3.Connection,
+    session: str,
+    claim: Claim,
+    times: tuple[float, float, float],
+    usd: float,
+    known_by: tuple[str, str],
 ) -> None:
     """Record that the process that runs a pool hands its run over. The end of a run that is recorded only comes nearer.
 
     Args:
         times: the present time, the written end, and the latest time at which the machine may still be there.
         usd: the most that the pool may cost in all, in US dollars.
-        heir: the digest of the word by which the runner will be known.
+        known_by: the digest of the word by which the runner will be known, and the key with which it signs.
 
     Raises:
         LedgerError: the ledger does not have the pool, or has another claim for it.
@@ -46,7 +51,7 @@ def begin(
     old = record.run
     entry = Entry(Ledger.DETACHING)
     if old is None:
-        new = RunRecord(claim, entry, now, ends, latest, usd, heir)
+        new = RunRecord(claim, entry, now, ends, latest, usd, *known_by)
     elif old.claim != claim:
         raise LedgerError(
             f"pool {record.pool!r} is of generation {old.claim.generation} of run {old.claim.run!r}, and not of "
@@ -54,7 +59,7 @@ def begin(
         )
     else:
         nearest = min(ends, old.ends), min(latest, old.latest), min(usd, old.worst_usd)
-        new = RunRecord(claim, merged(old.entry, entry), old.at, *nearest, heir, old.seen)
+        new = RunRecord(claim, merged(old.entry, entry), old.at, *nearest, *known_by, old.seen)
     _write(book, session, new)
 
 
@@ -108,7 +113,7 @@ def _known(old: RunRecord, outcome: Outcome | None, end: RunEnd | None) -> RunEn
 def _write(book: sqlite3.Connection, session: str, run: RunRecord) -> None:
     outcome = None if run.entry.outcome is None else run.entry.outcome.value
     said = run.claim.run, run.claim.generation, run.entry.state.value, outcome
-    row = session, *said, run.at, run.ends, run.latest, run.worst_usd, run.heir, run.seen, *_end_row(run.end)
+    row = session, *said, run.at, run.ends, run.latest, run.worst_usd, run.heir, run.seen, *_end_row(run.end), run.seal
     book.execute(f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(row))})", row)
 
 

@@ -77,6 +77,7 @@ ALTER TABLE runs ADD COLUMN ended REAL;
 ALTER TABLE runs ADD COLUMN usd REAL;
 ALTER TABLE runs ADD COLUMN end_limit TEXT NOT NULL DEFAULT '';
 ALTER TABLE runs ADD COLUMN why TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN seal TEXT NOT NULL DEFAULT '';
 """,
 )
 """SQL steps that bring the tables from each version to the next. The first step makes the tables in an empty file.
@@ -89,7 +90,8 @@ pool's `max_lifetime` in seconds; NULL for no limit. `start_usd` is the estimate
 has a row for each pool whose run is handed over to its machine: `ledger_runs`. `runs.heir` is the digest by which the
 hand-over is known on the machine, and `runs.seen` the time when the machine has last said how the run stands.
 `runs.unsaved` says what of its folders is saved nowhere. The columns after it are the other fields of `records.RunEnd`:
-`end_limit` is its `limit`. They are NULL or empty for what is not known.
+`end_limit` is its `limit`. They are NULL or empty for what is not known. `runs.seal` is the key with which the run
+signs its end in buckets.
 """
 SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""

@@ -10,7 +10,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, TypeVar, cast
 
@@ -100,6 +100,7 @@ class RunRecord:
         worst_usd: the most that the pool may cost in all, in US dollars.
         heir: the digest of the word by which the runner is known, as from `messages.heir_digest`. On the machine, the
             row of this hand-over has the same. "" if it is not known.
+        seal: the key with which the runner signs what it keeps in buckets; "" if it is not known.
         seen: when the machine has last said how the run stands, or has ended; None if nobody has asked it.
         end: how the run has ended; None if that is not known.
     """
@@ -111,6 +112,7 @@ class RunRecord:
     latest: float
     worst_usd: float
     heir: str = ""
+    seal: str = field(default="", repr=False)
     seen: float | None = None
     end: RunEnd | None = None
 
@@ -337,7 +339,7 @@ def _intent(row: Sequence[Any]) -> Intent:
 
 
 def _run(row: tuple[object, ...]) -> RunRecord:
-    _, run, generation, state, outcome, at, ends, latest, worst_usd, heir, seen, *end = row
+    _, run, generation, state, outcome, at, ends, latest, worst_usd, heir, seen, *end, seal = row
     how = None if outcome is None else _one_of(states.Outcome, outcome)
     return RunRecord(
         claim=states.Claim(_text(run), _whole(generation)),
@@ -347,6 +349,7 @@ def _run(row: tuple[object, ...]) -> RunRecord:
         latest=_time(latest),
         worst_usd=_number(worst_usd),
         heir=_text(heir),
+        seal=_text(seal),
         seen=None if seen is None else _time(seen),
         end=None if how is None else _run_end(how, *end),
     )

@@ -28,6 +28,7 @@ class RunAccount:
     Attributes:
         claim: the run and its generation.
         heir: the digest of the word by which the runner will be known; "" if it was not given.
+        seal: the key with which the runner signs what it keeps in buckets; "" if it was not given.
         ends: the written end in seconds since 1970, by the wall clock. It is early enough that the pool costs no more
             than its budget, even if the price of a spot machine rises.
         limit: what ends the run then: "budget" or "lifetime".
@@ -38,6 +39,7 @@ class RunAccount:
         supply: the providers of the pool.
         seconds: the most seconds from now until the guard ends the machine in any case. Less if the budget ends before.
         heir: the digest of the word by which the runner will be known, as from `messages.heir_digest`.
+        seal: the key with which the runner signs what it keeps in buckets, as from `messages.seal_key`.
 
     Raises:
         UsageError: `seconds` is not a positive, finite number, the machine cannot end its own cost, or nothing limits
@@ -47,12 +49,12 @@ class RunAccount:
         LedgerError: the costs cannot be read from the ledger or from memory.
     """
 
-    def __init__(self, supply: Supply, claim: Claim, seconds: float, heir: str = "") -> None:
+    def __init__(self, supply: Supply, claim: Claim, seconds: float, heir: str = "", seal: str = "") -> None:
         if not 0 < seconds < math.inf:
             raise UsageError(f"a run is handed over with an end, after a positive number of seconds, not {seconds!r}")
         self._supply = supply
         self._rental = rental = supply.rental
-        self.claim, self.heir = claim, heir
+        self.claim, self.heir, self.seal = claim, heir, seal
         for each in rental.there:
             if not (supply.ends_itself(each) or rental.is_free(each)):
                 raise UsageError(f"the run is not handed over, as machine {each.id} at {each.provider} {COSTS_ON}")
@@ -103,6 +105,7 @@ class RunAccount:
                 latest=self.latest,
                 worst_usd=self.worst_usd,
                 heir=self.heir,
+                seal=self.seal,
             )
         else:
             rental.ledger.mark(rental.session, entry)

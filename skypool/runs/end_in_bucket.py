@@ -18,8 +18,8 @@ _PATIENCE = 3.0
 def end_in_bucket(record: Record) -> RunStatus | None:
     """Return the end that a run has kept beside its folders; None if there is none. Blocks for some seconds.
 
-    The login of this computer is used. Whoever may write there could have forged the end: it is no proof that a machine
-    has ended.
+    The login of this computer is used. The end is signed with a key that only this computer and the run know, unless an
+    older skypool has handed the run over. It is no proof that a machine has ended.
 
     Raises:
         SkypoolError: there may be one, but a bucket cannot be read, or what is there is not valid.
@@ -36,7 +36,7 @@ def end_in_bucket(record: Record) -> RunStatus | None:
             opened = store.opened(bucket, patience=_PATIENCE)
             if (size := objects.size(opened, name)) > stored.MOST:
                 raise SkypoolError(f"it has {size:,} bytes")
-            if (found := stored.from_note(objects.read(opened, name), run.claim, run.heir)) is not None:
+            if (found := stored.from_note(objects.read(opened, name), run.claim, run.heir, run.seal)) is not None:
                 return found
         except FileNotFoundError:
             continue

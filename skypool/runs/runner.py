@@ -117,7 +117,7 @@ class RunnerProcess:
         self._pool: ComputePool | None = None
         self._running: CallFuture[Any] | None = None
         self._failed: tuple[float, int] | None = None  # when the call of which attempt has failed
-        self._limit = self._heir = ""
+        self._limit = self._heir = self._seal_key = ""
         self._until = math.inf  # the written end, by `clock.elapsed`, which steps of this machine's clock do not change
         self._moves = 0
         self._stuck_at = math.inf  # when the present work counts as stuck
@@ -216,7 +216,7 @@ class RunnerProcess:
 
     def _take(self, heir: str) -> None:
         """Take the machine over as its owner."""
-        self._heir = messages.heir_digest(heir)
+        self._heir, self._seal_key = messages.heir_digest(heir), messages.seal_key(heir)
         with contextlib.suppress(OSError):  # a full disk; its end may leave some room
             stored.reserve(self._folder)
             stored.describe(self._folder, self._about)
@@ -343,7 +343,7 @@ class RunnerProcess:
         pool = self._pool
         if not self._needs.folders or pool is None or pool._begun is None:
             return
-        name, text = stored.note_name(status.claim, self._heir), stored.note_of(status, self._heir)
+        name, text = stored.note_name(status.claim, self._heir), stored.note_of(status, self._heir, self._seal_key)
         seconds = min(_TO_NOTE, self._until - clock.elapsed() - _TO_NOTE / 2)
         [node] = pool.nodes
         if not pool._begun.saving.note(node, name, text, seconds):

@@ -6,6 +6,7 @@ They are in `messages.folder_of`, outside of the folder of the agent, which is r
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import math
 import os
@@ -263,19 +264,36 @@ def note_name(claim: Claim, heir: str) -> str:
     return f"{claim.run}-{claim.generation}-{heir[:_DIGITS]}.json"
 
 
-def note_of(status: RunStatus, heir: str) -> str:
-    """Return the end of a run as it is kept in a bucket. `heir` is the digest by which its hand-over is known."""
-    return json.dumps({**status.to_json(), "heir": heir})
+def note_of(status: RunStatus, heir: str, key: str) -> str:
+    """Return the end of a run as it is kept in a bucket.
+
+    Args:
+        heir: the digest by which its hand-over is known.
+        key: the key with which it is signed, as from `messages.seal_key`.
+    """
+    said = {**status.to_json(), "heir": heir}
+    return json.dumps({**said, "seal": _seal(said, key)})
 
 
-def from_note(data: bytes, claim: Claim, heir: str) -> RunStatus | None:
+def from_note(data: bytes, claim: Claim, heir: str, key: str = "") -> RunStatus | None:
     """Return the end of a run in a bucket; None if it is that of another hand-over.
+
+    `key` is the key with which it must be signed; "" if that is not known.
 
     Raises SkypoolError or ValueError if it is not valid.
     """
     said = json.loads(data)
     found = RunStatus.from_json(said)
-    return found if (found.claim, said.get("heir")) == (claim, heir) else None
+    if (found.claim, said.get("heir")) != (claim, heir):
+        return None
+    seal = str(said.pop("seal", ""))
+    if key and not hmac.compare_digest(seal.encode(), _seal(said, key).encode()):
+        raise SkypoolError("it was not written by the run, as its signature is wrong")
+    return found
+
+
+def _seal(said: Mapping[str, Any], key: str) -> str:
+    return hmac.new(key.encode(), json.dumps(said, sort_keys=True).encode(), "sha256").hexdigest()
 
 
 def stored(folder: Path) -> RunStatus | None:

@@ -661,7 +661,8 @@ class WholeRun:
         tell.stage("orders without an answer, of which machines may still come")
         supply.end_lost()
         heir = secrets.token_urlsafe(32)
-        account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST), messages.heir_digest(heir))
+        digest, key = messages.heir_digest(heir), messages.seal_key(heir)
+        account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST), digest, key)
         keep = self._asked.keep or 0.0
         if account.left <= keep:
             raise UsageError(
