@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -19,6 +20,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from skypool import cli
+from skypool.agent.processes import descendants
 from skypool.buckets.bucket import Bucket
 from skypool.cli import run_end
 from skypool.cli.output import utc
@@ -416,6 +418,56 @@ def test_an_agent_of_another_version_is_told_that_its_run_is_cancelled(
     assert other.stage is Stage.OTHER
     head.is_gone()
     assert tell(record, Ask(claim), soon) is None
+
+
+@pytest.fixture
+def head(machine: Machine, started: Callable[..., Head], monkeypatch: pytest.MonkeyPatch) -> Head:
+    """A real agent on the machine of the run "train-7", which runs."""
+    head = started()
+    monkeypatch.setattr(
+        Reached,
+        "access",
+        lambda cloud, instance: Access(Subprocess(), python=sys.executable, folder=str(head.folder), spool=""),
+    )
+    handed(machine.cloud, "train-7")
+    write_row(machine.place.with_name("train-7-1"), Claim("train-7"))
+    head.commit(keep=20)
+    head.ran()
+    return head
+
+
+@pytest.mark.parametrize("first", ["wait", "ps"])
+def test_an_end_that_could_not_be_stored_on_the_machine_is_told(head: Head, first: str) -> None:
+    why = "how it has ended could not be stored: no room"
+    assert json.loads(invoke("wait", "train-7", "--timeout", "1s", "--json").stdout)["state"] == "running"
+    head.tell("unstored")
+    head.tell("go")
+    if first == "wait":
+        said = invoke("wait", "train-7")
+        assert f"run train-7 ended by itself, and its exit status is not known here; {why}" in said.stdout
+        assert said.exit_code == 125
+    else:
+        eventually(lambda: f"its program has ended by itself; {why}" in invoke("ps").stdout, 60, "the end")
+    run = record_of("train-7").run
+    assert run is not None
+    assert run.end == RunEnd(Outcome.ENDED, why=why)
+    head.close()
+    assert json.loads(invoke("wait", "train-7", "--json").stdout)["why"].endswith(why), (
+        "it is kept when the agent is gone"
+    )
+
+
+def test_a_run_was_interrupted_if_its_agent_was_killed_with_all_that_would_remove_its_folder(head: Head) -> None:
+    below = descendants(head.pid)
+    os.kill(head.pid, signal.SIGSTOP)
+    os.kill(head.agent, signal.SIGKILL)
+    os.kill(head.pid, signal.SIGKILL)
+    for each in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    [pool] = [each for each in json.loads(invoke("ps", "--json").stdout) if each["pool"] == "train-7"]
+    assert pool["run"]["state"] == "interrupted"
+    assert (head.folder / "agent.sock").exists()
 
 
 # --- real runs on this machine -------------------------------------------------------------------------------

@@ -391,7 +391,9 @@ def test_a_runner_tries_to_store_some_times_and_then_says_why_not(
     monkeypatch.setattr(stored, "store", refuse)
     monkeypatch.setattr("skypool.runs.runner._TO_STORE", (0.0, 0.01, 0.01))
     found = alone[0]._stored(RunStatus(Claim("given"), Outcome.ENDED, 3, 1, 100.0))
-    why = "how the run has ended could not be stored: [Errno 28] No space left on device"
+    why = (
+        "the exit status of its program is 3; how it has ended could not be stored: [Errno 28] No space left on device"
+    )
     assert found == (NotStored(Outcome.ENDED, why) if fails == 3 else Stored(Outcome.ENDED))
     assert tries == [0, 1, 2]
     assert why in capfd.readouterr().err

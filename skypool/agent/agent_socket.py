@@ -11,17 +11,23 @@ from skypool.safety import peers
 NAME = "agent.sock"
 
 
-def find() -> socket.socket | None:
+def find(waits: bool = True) -> socket.socket | None:
     """Return a connection to the agent that listens at the socket; None if there is none.
 
-    Raises PermissionError if another user's process listens there.
+    Raises:
+        PermissionError: another user's process listens there.
+        BlockingIOError: the agent accepts no connection just now, and `waits` is False.
     """
     agent = socket.socket(socket.AF_UNIX)
+    agent.setblocking(waits)
     try:
         agent.connect(NAME)
     except (FileNotFoundError, ConnectionRefusedError):
         agent.close()
         return None
+    except BlockingIOError:
+        agent.close()
+        raise
     if peers.user(agent) != os.geteuid():
         agent.close()
         raise PermissionError(f"the socket {NAME} of skypool's agent on this node is served by another user")

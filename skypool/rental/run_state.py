@@ -76,10 +76,12 @@ def reason(end: RunEnd) -> str:
     match end.outcome:
         case Outcome.ENDED if end.returncode is not None:
             return f"its program has ended with status {end.returncode}"
+        case Outcome.ENDED:
+            return WORDS[end.outcome][1] + _because(end)
         case Outcome.CANCELLED if end.limit:
-            return f"it was stopped for its {end.limit}"
+            return f"it was stopped for its {end.limit}{_because(end)}"
         case Outcome.CANCELLED if end.attempts is not None:
-            return "a user has cancelled it"
+            return f"a user has cancelled it{_because(end)}"
         case _:
             return end.why or WORDS[end.outcome][1]
 
@@ -99,9 +101,9 @@ def told(end: RunEnd) -> str:
         case Outcome.ENDED if end.returncode is not None:
             words = brief(end)
         case Outcome.ENDED:
-            words = "ended by itself, and its exit status is not known here"
+            words = f"ended by itself, and its exit status is not known here{_because(end)}"
         case Outcome.CANCELLED:
-            words = f"was {brief(end)}"
+            words = f"was {brief(end)}{_because(end)}"
         case Outcome.FAILED:
             words = f"failed: {reason(end)}"
         case Outcome.INTERRUPTED:
@@ -111,6 +113,10 @@ def told(end: RunEnd) -> str:
         case Outcome.NOT_STARTED:
             words = f"was never started: {reason(end)}"
     return words + _nowhere(end)
+
+
+def _because(end: RunEnd) -> str:
+    return f"; {end.why}" if end.why else ""
 
 
 def _nowhere(end: RunEnd) -> str:

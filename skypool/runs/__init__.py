@@ -26,8 +26,8 @@ A run that is handed over to its machine, by the state machines of `head`:
 - `reaching`: finds the way to the machine of a run. `looking`: looks in at a run there, through lost connections.
   `look_end`: sends what the machine has.
 - `cancelling`: cancels a run through its agent. `agent_door`: talks to that on the machine.
-- `asking`: asks machines how their runs stand, and records it. `ends_here` does so for runs on this computer, and
-  `end_in_bucket` reads the end of one whose machine is gone.
+- `asking`: asks machines how their runs stand. `ends_here` looks for runs on this computer, and `end_in_bucket` reads
+  the end of one whose machine is gone. `noting` records what was found.
 - `stored`: the run's folder on its machine, and the file there that says how the run has ended.
 
 The root of a project is its folder here. Its copy is its folder on a node.
@@ -50,6 +50,7 @@ __all__ = [
     "needs",
     "node_folders",
     "node_program",
+    "noting",
     "output_files",
     "output_spool",
     "own_thread",

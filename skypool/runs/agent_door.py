@@ -27,9 +27,6 @@ def main(folder: str, about: str, wire: str, asks: str, answers: str, message: s
         asks, answers: the kinds of the message and of its answer, as numbers.
         message: the header of the message, as JSON.
     """
-    version = int(wire)
-    with contextlib.suppress(OSError, ValueError), open(about, "rb") as file:
-        version = json.load(file).get("wire", version)
     agent = None
     with contextlib.suppress(FileNotFoundError):  # the agent has ended, and its keeper has removed its folder
         os.chdir(folder)
@@ -37,12 +34,8 @@ def main(folder: str, about: str, wire: str, asks: str, answers: str, message: s
     if agent is None:
         print(flush=True)
         return
-    ours, theirs = socket.socketpair()
-    with theirs:
-        socket.send_fds(agent, [b"skypool"], [theirs.fileno(), theirs.fileno()])
+    ours = asked(agent, about, int(wire), int(asks), message)
     ours.settimeout(_PATIENCE)
-    said = message.encode()
-    ours.sendall(PREFIX.pack(b"sk", version, int(asks), len(said), 0) + said)
     with ours.makefile("rb") as file:
         while True:
             _, _, kind, header, body = PREFIX.unpack(file.read(PREFIX.size))  # raises if the agent closes it
@@ -50,3 +43,20 @@ def main(folder: str, about: str, wire: str, asks: str, answers: str, message: s
             if kind == int(answers):
                 print(json.dumps(json.loads(answer)), flush=True)
                 return
+
+
+def asked(agent: socket.socket, about: str, wire: int, asks: int, message: str) -> socket.socket:
+    """Send a message to an agent, and return the connection over which the answer comes.
+
+    Args:
+        agent: the connection to the agent's socket. The agent keeps it open as long as the other one.
+        about, wire, asks, message: as for `main`.
+    """
+    with contextlib.suppress(OSError, ValueError), open(about, "rb") as file:
+        wire = json.load(file).get("wire", wire)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        socket.send_fds(agent, [b"skypool"], [theirs.fileno(), theirs.fileno()])
+    said = message.encode()
+    ours.sendall(PREFIX.pack(b"sk", wire, asks, len(said), 0) + said)
+    return ours

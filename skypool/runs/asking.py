@@ -8,12 +8,13 @@ from concurrent.futures import wait
 from functools import partial
 
 from skypool.errors import SkypoolError
-from skypool.head.states import Entry, Ledger
-from skypool.head.steps import seen, seen_cut_off
+from skypool.head.states import Ledger
 from skypool.rental import gc, ledger
 from skypool.rental.records import Record
 from skypool.runs.end_in_bucket import end_in_bucket
-from skypool.runs.machine_look import Found, look
+from skypool.runs.looking import look_once
+from skypool.runs.machine_look import Found
+from skypool.runs.noting import record_found
 from skypool.runs.own_thread import in_thread
 from skypool.runs.reaching import access_of
 from skypool.text import one_line
@@ -65,18 +66,6 @@ def _is_open(record: Record) -> bool:
     return is_there and run is not None and run.is_given and run.entry.outcome is None
 
 
-def record_found(known: ledger.Ledger, session: str, found: Found) -> None:
-    """Record what a machine with the row of the run has said. Raises LedgerError if the ledger cannot be written."""
-    now = time.time()
-    if found.status is not None:
-        status = found.status
-        known.mark(session, Entry(Ledger.DETACHED, status.outcome), status.ended, seen=now, end=status.end)
-    elif found.has_agent:
-        known.mark(session, partial(seen, is_committed=True), seen=now)
-    else:
-        known.mark(session, partial(seen_cut_off, has_row=True, stored=None), seen=now)
-
-
 def _without_row(record: Record, found: Found) -> str:
     assert record.run is not None
     if record.run.entry.state is Ledger.DETACHED:
@@ -89,7 +78,7 @@ def _without_row(record: Record, found: Found) -> str:
 def _look(record: Record, found: Sequence[gc.Found] | None, until: float) -> Found:
     assert record.run is not None
     try:
-        return look(access_of(record, found), record.run.claim, record.run.heir, until)
+        return look_once(record, access_of(record, found), until)
     except (OSError, SkypoolError) as e:
         try:
             status = end_in_bucket(record)

@@ -8,8 +8,8 @@ from skypool.errors import SkypoolError
 from skypool.head import messages, rows
 from skypool.processes import host_name
 from skypool.rental import ledger
-from skypool.runs.asking import record_found
 from skypool.runs.machine_look import Found
+from skypool.runs.noting import record_found
 from skypool.runs.stored import stored
 from skypool.safety import user_folders
 

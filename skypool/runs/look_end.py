@@ -4,7 +4,8 @@ A node runs this text as a program, as `files.transfer.node_program` says. It on
 `MESSAGE`: its kind, the attempt, the rank, the number of an output file, the position in it, and the length of the
 content that follows. The kinds are:
 
-- STATE: what is there of the run, as JSON. It comes first, and whenever it has changed.
+- STATE: what is there of the run, as JSON. It comes first, and whenever it has changed. As long as no end is stored,
+  the agent is asked, too: it knows of an end that could not be stored.
 - OUTPUT: a piece of an output file (see `output_files`).
 - MISSING: the machine no longer has what comes before this position.
 - END: a process of the program has ended. The content is that of its file "end".
@@ -16,9 +17,13 @@ import contextlib
 import json
 import os
 import select
+import socket
 import struct
 import time
+from typing import Any
 
+from skypool.agent import agent_socket
+from skypool.runs import agent_door
 from skypool.runs.follow_end import EVERY, end_of, kept, send
 
 MESSAGE = struct.Struct("!BIIIII")
@@ -31,6 +36,9 @@ _SHORT = 0.01
 """The shortest pause in seconds while nothing new is there."""
 _LONG = 0.2
 """The longest pause."""
+_TO_ANSWER = 1.0
+"""Seconds in which the agent has answered. One that hangs takes longer."""
+_MOST_ANSWER = 64 << 10
 
 
 class Source:
@@ -108,30 +116,116 @@ class Sources:
         return self._known[key]
 
 
+class Agent:
+    """The agent of this machine. Its methods do not wait for it.
+
+    Args:
+        folder: its folder, which its keeper removes when the agent has ended.
+        about: the file that says what runs here.
+        asked: "wire", "asks", "answers" and "message", as `agent_door.main` takes them.
+
+    Attributes:
+        over: the header of its answer if that says that the run is over; else None.
+    """
+
+    def __init__(self, folder: str, about: str, asked: dict[str, Any]) -> None:
+        self._folder, self._about, self._asked = folder, about, asked
+        self._holder: socket.socket | None = None
+        self._door: socket.socket | None = None
+        self._data = b""
+        self._listens = True
+        self._again = self._until = 0.0
+        self.over: dict[str, object] | None = None
+
+    @property
+    def may_answer(self) -> bool:
+        """True if it was asked just now, and has not answered."""
+        return self._door is not None and time.monotonic() < self._until
+
+    def look(self) -> bool:
+        """Return False if no agent runs: its folder is gone, or nobody listens at the socket in it."""
+        if not os.path.exists(self._folder):
+            return False
+        if self._door is None and self.over is None and time.monotonic() >= self._again:
+            self._again = time.monotonic() + EVERY
+            self._listens = self._connect()
+        if self._door is not None:
+            self._read(self._door)
+        return self._listens
+
+    def _connect(self) -> bool:
+        """Ask the agent. Return False if nobody listens."""
+        wire, asks, message = self._asked["wire"], self._asked["asks"], self._asked["message"]
+        try:
+            with contextlib.suppress(OSError):  # the agent is too busy, or ends just now
+                os.chdir(self._folder)  # the path of a socket must not be long
+                if not os.path.exists(agent_socket.NAME):
+                    return True  # the agent is about to begin, or to end
+                self._holder = agent_socket.find(waits=False)
+                if self._holder is None:
+                    return False
+                self._door = agent_door.asked(self._holder, self._about, int(wire), int(asks), str(message))
+                self._door.setblocking(False)
+                self._data, self._until = b"", time.monotonic() + _TO_ANSWER
+        finally:
+            os.chdir("/")
+        return True
+
+    def _read(self, door: socket.socket) -> None:
+        """Read its answer, and what it says later without being asked."""
+        try:
+            data = door.recv(_MOST_ANSWER)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._data += data
+        size = agent_door.PREFIX.size
+        while len(self._data) >= size:
+            _, _, kind, header, body = agent_door.PREFIX.unpack(self._data[:size])
+            if header + body > _MOST_ANSWER:
+                data = b""
+            if len(self._data) < size + header + body:
+                break
+            said, self._data = self._data[size : size + header], self._data[size + header + body :]
+            if kind == self._asked["answers"]:
+                self._until = 0.0
+                answer = json.loads(said)
+                self.over = answer if answer.get("stage") == "over" else None
+        if not data:
+            door.close()
+            self._door = None
+            if self._holder is not None:
+                self._holder.close()
+
+
 def main(run: str, agent: str, said: str) -> None:
     """Send the state of a run until it is over or the client goes, and its output if that is asked for.
 
     Args:
         run: the folder of the run.
         agent: the folder of the agent, which is removed when the agent ends.
-        said: what is asked for, as JSON: "output", "follow" (false to end as soon as all was sent that is there) and
-            "begin", as for `Sources`.
+        said: what is asked for, as JSON: "output", "follow" (false to end as soon as all was sent that is there),
+            "begin", as for `Sources`, and "ask", as for `Agent`.
     """
     asked = json.loads(said)
     client = select.poll()
     client.register(1, 0)  # errors alone: the other end is closed
     sources = Sources(os.path.join(run, "output"), asked["begin"])
+    there = Agent(agent, os.path.join(run, _FILES["about"]), asked["ask"])
     told: dict[str, object] = {}
     current, pause = 0.0, _SHORT
     while not client.poll(0):
-        state = _state(run, agent)  # looked for before the output, which is complete when the run is over
+        state = _state(run, there)  # looked for before the output, which is complete when the run is over
         if state != told:
             told = state
             _tell(STATE, json.dumps(state).encode())
         if asked["output"] and sources.send():
             pause = _SHORT
             continue
-        if not asked["follow"] or state["status"] or not state["agent"]:
+        if there.may_answer and not asked["follow"] and not state["status"]:
+            pass
+        elif not asked["follow"] or state["status"] or state["over"] or not state["agent"]:
             _tell(OVER)
             client.poll()  # the client closes the connection
         elif time.monotonic() - current > EVERY:
@@ -141,9 +235,9 @@ def main(run: str, agent: str, said: str) -> None:
         pause = min(_LONG, pause * 1.5)
 
 
-def _state(run: str, agent: str) -> dict[str, object]:
+def _state(run: str, agent: Agent) -> dict[str, object]:
     # the agent is looked for first: it has written the rest before it ends
-    state: dict[str, object] = {"agent": os.path.exists(agent)}
+    state: dict[str, object] = {"agent": agent.look(), "over": agent.over}
     state["boot"] = _text("/proc/sys/kernel/random/boot_id").strip()
     return state | {name: _text(os.path.join(run, file)) for name, file in _FILES.items()}
 

@@ -23,24 +23,26 @@ from skypool.errors import (
     UsageError,
 )
 from skypool.files.transfer import node_program
+from skypool.head import messages
+from skypool.head.states import Ask, Outcome
 from skypool.head.states import Ledger as State
-from skypool.head.states import Outcome
 from skypool.link.reach import local_command
 from skypool.model import Access
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record, RunEnd, RunRecord
 from skypool.rental.run_state import WORDS
 from skypool.runs import look_end, machine_look, stored
-from skypool.runs.asking import record_found
 from skypool.runs.end_in_bucket import end_in_bucket
 from skypool.runs.follow import exactly
 from skypool.runs.machine_look import Found
+from skypool.runs.noting import record_found
 from skypool.runs.output_files import END, Records
 from skypool.runs.own_thread import in_thread
 from skypool.runs.reaching import NotListed, reach
 from skypool.runs.stored import About
 from skypool.shipping.package_zip import shell_path
 from skypool.text import one_line
+from skypool.wire.frames import WIRE_VERSION, Kind
 from skypool.wire.transport import CommandStream, refusal
 
 SILENT = 30.0
@@ -53,6 +55,8 @@ _TO_END = 0.5
 """Seconds in which a command whose connection was lost ends, and says why."""
 _TO_DOWN = 30.0
 """Seconds in which another process has written down the end of a machine."""
+_LOOK_END = ("safety.peers", "agent.agent_socket", "runs.agent_door", "runs.follow_end", "runs.look_end")
+"""The modules that say what is there, on the machine."""
 _LOOK = 0.2
 """Seconds between two looks for that."""
 _MOST = 4 << 20
@@ -124,6 +128,7 @@ class RunLook:
         follow: True to go on until the run is over.
         until: the time of `time.monotonic()` at which it ends in any case.
         patience: seconds without a connection after which it gives up.
+        access: how the machine is reached; None to ask its provider.
 
     Attributes:
         access: how the machine is reached; None if nobody has said that yet.
@@ -137,13 +142,22 @@ class RunLook:
     """
 
     def __init__(
-        self, record: Record, *, output: bool, follow: bool, until: float = math.inf, patience: float = math.inf
+        self,
+        record: Record,
+        *,
+        output: bool,
+        follow: bool,
+        until: float = math.inf,
+        patience: float = math.inf,
+        access: Access | None = None,
     ) -> None:
         self._record = record
         self._run = run_of(record)
-        self._asked = {"output": output, "follow": follow}
+        message = json.dumps(messages.to_json(Ask(self._run.claim)))
+        ask = {"wire": WIRE_VERSION, "asks": Kind.HANDOVER, "answers": Kind.HANDED, "message": message}
+        self._asked = {"output": output, "follow": follow, "ask": ask}
         self._until, self._patience = until, patience
-        self.access: Access | None = None
+        self.access = access
         self._positions: dict[tuple[int, int], _Position] = {}
         self._records: dict[tuple[int, int], Records] = {}
         self._has_row = False
@@ -182,7 +196,7 @@ class RunLook:
         begin = [[*process, each.number, each.position] for process, each in self._positions.items()]
         place = shell_path(stored.place_of(access, self._run.claim))
         said = shlex.quote(json.dumps({**self._asked, "begin": begin}))
-        with started(access, ("runs.follow_end", "runs.look_end"), f'{place} "$folder" {said}') as stream:
+        with started(access, _LOOK_END, f'{place} "$folder" {said}') as stream:
             while True:
                 stream.socket.settimeout(max(0.01, min(SILENT, self._until - time.monotonic())))
                 kind, attempt, rank, *where, length = look_end.MESSAGE.unpack(exactly(stream, look_end.MESSAGE.size))
@@ -212,6 +226,7 @@ class RunLook:
                 boot=str(said["boot"]),
                 row=str(said["row"]),
                 end=str(said["status"]),
+                over=said["over"],
             )
             self._has_row = found.has_row
             return Seen(found, About.parsed(said["about"]) if found.has_row else None)
@@ -247,6 +262,15 @@ def run_of(record: Record) -> RunRecord:
     """Return the hand-over of the run of a pool, which has one."""
     assert record.run is not None
     return record.run
+
+
+def look_once(record: Record, access: Access, until: float) -> Found:
+    """Return what the machine of a run has of it. Raises what `RunLook` raises, at the first error."""
+    seen = None
+    for each in RunLook(record, output=False, follow=False, until=until, patience=0.0, access=access):
+        seen = each.found if isinstance(each, Seen) else seen
+    assert seen is not None  # it comes first
+    return seen
 
 
 def working_access(record: Record, patience: float) -> Access:
@@ -296,8 +320,8 @@ def started(access: Access, modules: tuple[str, ...], words: str) -> Iterator[Co
 
 def end_of(found: Found, is_detached: bool) -> RunEnd | None:
     """Return how a run has ended by what its machine has; None if it goes on. `is_detached` is from the ledger."""
-    if found.has_row and found.status is not None:
-        return found.status.end
+    if found.has_row and found.end is not None:
+        return found.end
     if found.has_row:
         return None if found.has_agent else RunEnd(Outcome.INTERRUPTED)
     if is_detached:
@@ -308,8 +332,8 @@ def end_of(found: Found, is_detached: bool) -> RunEnd | None:
 def known_end(record: Record, known: Ledger) -> RunEnd | None:
     """Return how a run has ended if all of that is known. Asks only the buckets of a run that is lost otherwise."""
     end = run_of(record).end
-    if end is None or (end.outcome is Outcome.ENDED and end.returncode is None):  # that may still be there
-        return None
+    if end is None or (end.outcome is Outcome.ENDED and end.returncode is None and not end.why):
+        return None  # the exit status may still be there
     return (_end_in_bucket(record, known) or end) if end.outcome is Outcome.LOST else end
 
 

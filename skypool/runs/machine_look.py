@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from skypool.errors import SkypoolError
-from skypool.head import rows
-from skypool.head.states import Claim
+from skypool.head import messages, rows
+from skypool.head.states import Claim, Stage
 from skypool.model import Access
+from skypool.rental.records import RunEnd
 from skypool.runs import stored
 from skypool.runs.stored import RunStatus
 from skypool.shipping import package_zip
@@ -29,11 +30,18 @@ class Found:
             the row. The rest was looked for after that.
         has_row: True if the row of this hand-over is on its disk, so the run belongs to the machine.
         status: how the run has ended; None if it has not stored that.
+        over: how the run has ended, as its agent says, which has heard that it could not be stored; else None.
     """
 
     has_agent: bool
     has_row: bool
     status: RunStatus | None
+    over: RunEnd | None = None
+
+    @property
+    def end(self) -> RunEnd | None:
+        """How the run has ended, as it is stored or as its agent says; None if nothing of that is there."""
+        return self.over if self.status is None else self.status.end
 
 
 def look(access: Access, claim: Claim, heir: str, until: float, patience: int = 0) -> Found:
@@ -66,7 +74,9 @@ def look(access: Access, claim: Claim, heir: str, until: float, patience: int = 
     return found(folder, claim, heir, has_agent=_AGENT[first], boot=boot, row=row, end=end)
 
 
-def found(folder: str, claim: Claim, heir: str, *, has_agent: bool, boot: str, row: str, end: str) -> Found:
+def found(
+    folder: str, claim: Claim, heir: str, *, has_agent: bool, boot: str, row: str, end: str, over: object = None
+) -> Found:
     """Return what a machine has of a hand-over, by what it says.
 
     Args:
@@ -75,14 +85,24 @@ def found(folder: str, claim: Claim, heir: str, *, has_agent: bool, boot: str, r
         has_agent: True if the folder of the agent is there.
         boot: the present boot of the machine.
         row, end: the text of the row and of the stored end; "" if there is none.
+        over: what the agent says of the end of the run, as JSON; None if it says nothing.
 
-    Raises SkypoolError if row or end are not valid.
+    Raises SkypoolError if one of them is not valid.
     """
     there = rows.parsed(row, folder) if row else None
     has_row = there is not None and (there.claim, there.heir) == (claim, heir)
     is_of_earlier_boot = there is not None and has_row and "" not in (boot, there.boot) and boot != there.boot
     stored_end = _status(end, claim) if has_row and end.strip() else None
-    return Found(has_agent and not is_of_earlier_boot, has_row, stored_end)
+    said = _over(over, claim) if has_row and over is not None else None
+    return Found(has_agent and not is_of_earlier_boot, has_row, stored_end, said)
+
+
+def _over(said: object, claim: Claim) -> RunEnd | None:
+    """Return how a run has ended, as its agent says; None if it says nothing of that."""
+    status = messages.status(said)
+    if (status.claim, status.stage) != (claim, Stage.OVER) or status.outcome is None:
+        return None
+    return RunEnd(status.outcome, why=one_line(status.why, 1000))
 
 
 def _status(said: str, claim: Claim) -> RunStatus:

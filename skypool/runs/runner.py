@@ -331,11 +331,12 @@ class RunnerProcess:
             try:
                 found = stored.store(self._folder, ended)
             except (OSError, SkypoolError) as e:
-                why = one_line(f"how the run has ended could not be stored: {e}", 1000)
+                why = one_line(f"{_status_of(ended)}how it has ended could not be stored: {e}", 1000)
                 print(why, file=sys.stderr, flush=True)
             else:
                 self._note(found)
                 return Stored(found.outcome)
+        self._note(replace(ended, why="; ".join(filter(None, [ended.why, why]))))  # the buckets may take it
         return NotStored(ended.outcome, why)
 
     def _note(self, status: RunStatus) -> None:
@@ -397,3 +398,8 @@ class RunnerProcess:
 
         with contextlib.suppress(TimeoutError, SkypoolError):
             in_thread(close, "skypool-runner-close").result(_TO_CLOSE)
+
+
+def _status_of(ended: RunStatus) -> str:
+    """Return the exit status of a program as the beginning of a sentence; "" if it is not known."""
+    return "" if ended.returncode is None else f"the exit status of its program is {ended.returncode}; "

@@ -3,9 +3,9 @@
 `small_runner.py ROOT`. The fields of the needs: `notes`, the folder with all files named here; `socket`, that of the
 agent; `retries` and `ranks`. At each step it appends a line to the file `journal`. If there is a file `die-STEP`, it
 removes it and kills itself there. With a file `hang`, it says nothing any more, and with a file `stuck`, its loop
-stands still. With a file `again`, it asks for its calls back, and sends them again; with a file
-`bye`, it says that the machine is to end. The program appends a line to the file `ran`, and waits for the file `go`;
-see `program`.
+stands still. With a file `unstored`, it cannot store how the run has ended. With a file `again`, it asks for its calls
+back, and sends them again; with a file `bye`, it says that the machine is to end. The program appends a line to the
+file `ran`, and waits for the file `go`; see `program`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from skypool.head import messages, steps
 from skypool.head.states import (
     AgentSaid,
     GotNeeds,
+    NotStored,
     Outcome,
     Runner,
     RunnerEvent,
@@ -169,6 +170,9 @@ class SmallRunner:
         if not path.exists():
             path.with_suffix(".new").write_text(outcome.value)
             path.with_suffix(".new").rename(path)
+        if (self.notes / "unstored").exists():
+            self.step(NotStored(outcome, "how it has ended could not be stored: no room"))
+            return
         self.at("after-Store")
         self.step(Stored(Outcome(path.read_text())))
 
