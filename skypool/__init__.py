@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from skypool.pool.views import PoolView
     from skypool.rental.budget import Budget
     from skypool.rental.receipt import Receipt
+    from skypool.runs.detached_run import DetachedRun
     from skypool.runs.run import Run, run
     from skypool.runtime import InstanceInfo, Interruption, instance_info, is_head, shard
     from skypool.wire.codec import Captured
@@ -96,6 +97,7 @@ _HOME = {
     "Flushed": "skypool.data.checkpoints",
     "SavedFolder": "skypool.data.checkpoints",
     "saved": "skypool.data.checkpoints",
+    "DetachedRun": "skypool.runs.detached_run",
     "Run": "skypool.runs.run",
     "run": "skypool.runs.run",
     "Receipt": "skypool.rental.receipt",
@@ -161,6 +163,7 @@ __all__ = [  # noqa: RUF022 - ruff would begin with OTLP, as with a constant
     "ComputeFunction",
     "ComputePool",
     "ConnectionLost",
+    "DetachedRun",
     "Flushed",
     "Host",
     "Image",

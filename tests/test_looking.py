@@ -22,7 +22,6 @@ from typer.testing import CliRunner, Result
 from skypool import cli
 from skypool.agent.processes import descendants
 from skypool.buckets.bucket import Bucket
-from skypool.cli import run_end
 from skypool.cli.output import utc
 from skypool.data import left_uploads
 from skypool.errors import ConnectionLost, ProtocolError, SkypoolError
@@ -32,7 +31,7 @@ from skypool.head.states import Ledger as State
 from skypool.model import Access, Instance
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import RunEnd
-from skypool.rental.run_state import told
+from skypool.rental.run_state import status_of, told
 from skypool.runs import cancelling, looking, stored
 from skypool.runs.cancelling import tell
 from skypool.runs.looking import Idle, Missing, Printed, RunLook, Seen, await_end
@@ -325,7 +324,7 @@ def end(outcome: Outcome, returncode: int | None = None, limit: str = "", why: s
     ],
 )
 def test_each_end_has_an_exit_status_and_words(how: RunEnd, status: int, said: str) -> None:
-    assert run_end.status_of(how) == status
+    assert status_of(how) == status
     assert f"run r {told(how)}".startswith(said)
 
 

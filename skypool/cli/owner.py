@@ -19,6 +19,7 @@ from skypool.observers import client, pool_sockets
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import spelt
 from skypool.rental.records import Record, newest
+from skypool.runs.detached_run import no_run
 from skypool.runs.looking import working_access
 from skypool.runs.reaching import NotListed
 
@@ -83,13 +84,7 @@ def run_named(name: str) -> Record:
     """Return the pool of a run that belongs to its machine, or did so. Raises UsageError if there is none."""
     if (found := own_run(name)) is not None:
         return found
-    known = {each.pool for each in Ledger.here().pools()}
-    if name in known:
-        raise UsageError(
-            f"{name!r} does not belong to its machine, but to the process that has started it; runs that `skypool run "
-            "--detach` has started belong to theirs"
-        )
-    raise UsageError(f"there is no run {name!r}; `skypool ps` lists runs{_meant(name, known)}")
+    raise no_run(name, {each.pool for each in Ledger.here().pools()})
 
 
 def access_to_run(record: Record, node: int) -> Access:

@@ -11,19 +11,14 @@ import typer
 from skypool.checks import seconds
 from skypool.cli import output
 from skypool.cli.owner import Name, run_named
-from skypool.head.states import Outcome
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record, RunEnd
-from skypool.rental.run_state import WORDS, reason, state_of, told, what_is_left
+from skypool.rental.run_state import CANCELLED, WORDS, reason, state_of, status_of, told, what_is_left
 from skypool.runs import cancelling
 from skypool.runs.looking import await_end, run_of
 
 TIMED_OUT = 124
 """The exit status if the run is not over in time, as that of the command `timeout`."""
-FAILED = 125
-"""The exit status if the program's own is not known, or is that of a program which skypool has stopped for a limit."""
-CANCELLED = 130
-"""The exit status if a user has cancelled the run: that of `skypool run` after Ctrl-C."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a line.")]
 
 
@@ -87,13 +82,6 @@ class Lost:
         if why and not self._told:
             output.note(f"the machine cannot be reached now, and is tried again: {why}")
         self._told = why
-
-
-def status_of(end: RunEnd) -> int:
-    """Return the exit status of `skypool wait` for an end."""
-    if end.outcome is Outcome.ENDED and end.returncode is not None:
-        return end.returncode or (FAILED if end.unsaved else 0)
-    return CANCELLED if end.outcome is Outcome.CANCELLED and not end.limit else FAILED
 
 
 def _tell(

@@ -20,6 +20,10 @@ WORDS: dict[Outcome, tuple[Word, str]] = {
     Outcome.NOT_STARTED: ("failed", "it was not handed over to its machine, so its program was never started"),
 }
 """The state of a run, and why it has that, by the outcome."""
+FAILED = 125
+"""The exit status if the program's own is not known, or is that of a program which skypool has stopped for a limit."""
+CANCELLED = 130
+"""The exit status if a user has cancelled the run: that of `skypool run` after Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,13 @@ def _because(end: RunEnd) -> str:
 
 def _nowhere(end: RunEnd) -> str:
     return f"; saved nowhere: {end.unsaved}" if end.unsaved else ""
+
+
+def status_of(end: RunEnd) -> int:
+    """Return the exit status for an end: that of the program, if that has ended by itself."""
+    if end.outcome is Outcome.ENDED and end.returncode is not None:
+        return end.returncode or (FAILED if end.unsaved else 0)
+    return CANCELLED if end.outcome is Outcome.CANCELLED and not end.limit else FAILED
 
 
 def what_is_left(record: Record, now: float) -> str:

@@ -25,6 +25,8 @@ A run that is handed over to its machine, by the state machines of `head`:
 - `machine_look`: looks what is there of a run on its machine.
 - `reaching`: finds the way to the machine of a run. `looking`: looks in at a run there, through lost connections.
   `look_end`: sends what the machine has.
+- `detached_run`: `DetachedRun`, what `sky.run(…, detach=True)` and `sky.Run.get` return.
+- `machine_end`: ends the machine of a run from another process, and proves it.
 - `cancelling`: cancels a run through its agent. `agent_door`: talks to that on the machine.
 - `asking`: asks machines how their runs stand. `ends_here` looks for runs on this computer, and `end_in_bucket` reads
   the end of one whose machine is gone. `noting` records what was found.
@@ -37,6 +39,7 @@ __all__ = [
     "agent_door",
     "asking",
     "cancelling",
+    "detached_run",
     "end_in_bucket",
     "ends_here",
     "environment",
@@ -46,6 +49,7 @@ __all__ = [
     "lingering",
     "look_end",
     "looking",
+    "machine_end",
     "machine_look",
     "needs",
     "node_folders",

@@ -19,7 +19,7 @@ from skypool import events
 from skypool.buckets.bucket import Bucket
 from skypool.calls.call import Call, ComputeFunction, Group, packed
 from skypool.calls.options import MOST_PROCS
-from skypool.checks import Duration, number, seconds, texts, whole
+from skypool.checks import Duration, number, seconds, switch, texts, whole
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.drivers.contract import Driver
 from skypool.errors import (
@@ -42,6 +42,8 @@ from skypool.offers.need import NodeTerms
 from skypool.offers.ranking import Plan
 from skypool.offers.sort_keys import OrderBy
 from skypool.rental.budget import Budget, ceiling
+from skypool.runs import detached_run
+from skypool.runs.detached_run import DetachedRun
 from skypool.runs.output_spool import OutputSpool
 from skypool.runs.program_run import exit_status
 from skypool.runs.target import Target
@@ -98,6 +100,16 @@ class Run(Generic[T]):
         """Return "succeeded" if `returncode` is 0, and "failed" otherwise."""
         return "failed" if self.returncode else "succeeded"
 
+    @staticmethod
+    def get(name: str) -> DetachedRun:
+        """Return the newest run of this name that belongs to its machine, or did so, whichever process has started it.
+
+        Raises:
+            UsageError: there is none.
+            LedgerError: the ledger cannot be read.
+        """
+        return detached_run.get(name)
+
     def wait(self) -> int:
         """Return `returncode` at once, because the run has ended."""
         return self.returncode
@@ -150,10 +162,35 @@ def run(
     name: str | None = None,
     linger: Duration | None = None,
     new: bool = False,
+    detach: Literal[False] = False,
     check: bool = False,
     yes: bool = False,
     **terms: Unpack[NodeTerms],
 ) -> Run[None]: ...
+@overload
+def run(
+    target: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    provider: Driver | str | Sequence[Driver | str] | None = None,
+    *,
+    accelerator: AcceleratorAsked = None,
+    procs: int | None = None,
+    order_by: OrderBy = "cheapest",
+    packages: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    secrets: Sequence[str] | None = None,
+    include: Sequence[str | os.PathLike[str]] | None = None,
+    save: str | os.PathLike[str] | Mapping[str, str | Bucket] | None = None,
+    data: Mapping[str, str | Bucket] | None = None,
+    complete: Sequence[str] | None = None,
+    on_notice: Literal["TERM", "USR1", "none"] | None = None,
+    budget: float | Budget | None = None,
+    max_lifetime: Duration | None = None,
+    name: str | None = None,
+    detach: Literal[True],
+    keep: Duration | None = None,
+    yes: bool = False,
+    **terms: Unpack[NodeTerms],
+) -> DetachedRun: ...
 def run(
     target: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Call[Any],
     provider: Driver | str | Sequence[Driver | str] | None = None,
@@ -177,15 +214,18 @@ def run(
     name: str | None = None,
     linger: Duration | None = None,
     new: bool = False,
+    detach: bool = False,
+    keep: Duration | None = None,
     check: bool = False,
     yes: bool = False,
     **terms: Unpack[NodeTerms],
-) -> Run[Any]:
+) -> Run[Any] | DetachedRun:
     """Rent machines, run a program or a call there, show what it prints, and end the machines.
 
         run = skypool.run("train.py", "aws", accelerator="H100:8", budget=120, save="out", check=True)
         run = skypool.run(["torchrun", "train.py", "--epochs", "3"], nodes=2)
         value = skypool.run(train(10), "aws", accelerator="H100:8", budget=120).result()
+        run = skypool.run("train.py", "aws", budget=120, save={"out": "s3://models/runs/x"}, detach=True)
 
     For a program, this does what the command `skypool run` does; docs/run.md says what is sent, and how it ends.
 
@@ -216,6 +256,10 @@ def run(
         linger: how long the machines stay after the run. The next run of the project with `linger` and the same needs
             uses them, within the limits of the first. Default None: they end with the run.
         new: True to rent machines though an earlier run has left some. Default False.
+        detach: True to return a `DetachedRun` as soon as the program belongs to its machine, which then needs nobody
+            and ends itself: see docs/close-the-lid.md. Needs a limit, and one node. Default False: return at the end.
+        keep: with `detach`, how long the machine stays after the program, with what that has written. Needed if the
+            machine costs money and `save` names no bucket. Default None: it ends with the program.
         check: True to raise an error if the program or the call has failed. Default False.
         yes: True to send a project of more than 1 GB or 10,000 files. Default False.
 
@@ -247,7 +291,7 @@ def run(
         given: dict[str, object] = {
             "procs": procs, "node": node, "packages": packages, "env": env, "secrets": secrets, "include": include,
             "save": None if isinstance(save, Mapping) else save, "yes": yes or None, "linger": linger,
-            "new": new or None, "on_notice": on_notice,
+            "new": new or None, "on_notice": on_notice, "detach": detach or None, "keep": keep,
         }  # fmt: skip
         for option, value in given.items():
             if value is not None:
@@ -268,6 +312,8 @@ def run(
             raise UsageError(f"procs must be at most {MOST_PROCS}, not {procs}")
     if node is not None:
         whole("node", node, "the number of a node", least=0)
+    if detach and check:
+        raise UsageError("with detach=True, nobody knows yet how the program ends; leave check= out, and see `wait`")
     asked = Asked(
         rent=rent,
         nodes=nodes,
@@ -289,6 +335,8 @@ def run(
         node=node,
         best_effort=budget is not None and budget.best_effort,
         on_notice=on_notice or "",
+        detach=switch("detach", detach),
+        keep=None if keep is None else seconds("keep", keep),
     )
     return _run_program(Target.of(_words(target)), asked, check)
 
@@ -351,7 +399,7 @@ def _variables(env: Mapping[str, str] | None) -> dict[str, str]:
 # --- programs ----------------------------------------------------------------------------------------------------
 
 
-def _run_program(target: Target, asked: Asked, check: bool) -> Run[None]:
+def _run_program(target: Target, asked: Asked, check: bool) -> Run[None] | DetachedRun:
     tell = _Printer()
     what = shlex.join(target.words)
     made: WholeRun | None = None
@@ -386,6 +434,9 @@ def _run_program(target: Target, asked: Asked, check: bool) -> Run[None]:
         if error is e:
             raise
         raise error from None
+    if made.is_detached:
+        tell.close()
+        return detached_run.get(made.name)
     tell.ends(status, made.spent, made.seconds, made.returncode, made.limit)
     with _keeping(done):
         tell.close()
@@ -568,7 +619,7 @@ class _Printer(Teller):
         return self._kept.text
 
     def option(self, name: str, value: object = None) -> str:
-        return f"{name}=True" if name in ("yes", "identity") else _option(name, value)
+        return f"{name}=True" if name in ("yes", "identity", "detach") else _option(name, value)
 
     def ask(self, question: str) -> bool | None:
         return None

@@ -147,6 +147,7 @@ class WholeRun:
         unsaved: why what the program saved could not be fetched; "" if it was.
         limit: what ended the program as planned: "budget" or "lifetime"; "" if nothing has.
         is_detached: True if the run was handed over to its machine.
+        session: the session of its pool in the ledger; "" before that.
     """
 
     def __init__(self, target: Target, asked: Asked, tell: Teller) -> None:
@@ -183,6 +184,7 @@ class WholeRun:
         self.unsaved = ""
         self.limit = ""
         self.is_detached = False
+        self.session = ""
         self._pool: ComputePool | None = None
         self._former: Record | None = None  # whose machines are used
         self._looking: Future[Survey] | None = None  # a look at the project, with what is sent to these machines
@@ -653,7 +655,7 @@ class WholeRun:
         pool, tell = made.pool, self._tell
         supply = pool._sender.working().supply
         assert supply is not None  # it has rented the machine
-        known = supply.rental.ledger
+        known, self.session = supply.rental.ledger, supply.rental.session
         claim = Claim(pool.name) if known is None else Claim(pool.name, known.next_generation(pool.name))
         call = made.call(programs)
         [(copy, _)] = call.places.values()
