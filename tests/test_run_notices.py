@@ -185,9 +185,10 @@ def run(
     provider = threading.Thread(target=take_back)
     provider.start()
     try:
-        return sky.run(words, cloud, market="spot", max_lifetime="10m", **options)
+        done: sky.Run[None] = sky.run(words, cloud, market="spot", max_lifetime="10m", **options)
     finally:
         provider.join()
+    return done
 
 
 def catching(status: int) -> list[str]:

@@ -16,7 +16,6 @@ from skypool.cli.run_end import end_data
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolError, UsageError
-from skypool.head.states import Entry, Outcome
 from skypool.head.steps import seen_ended
 from skypool.model import Instance
 from skypool.rental import run_state
@@ -27,6 +26,7 @@ from skypool.rental.reaper import terminate_all
 from skypool.rental.records import Record, RunEnd, newest
 from skypool.runs.asking import ask_machines
 from skypool.runs.ends_here import note_ends
+from skypool.runs.machine_end import by_user
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="End the pools without asking for confirmation.")]
 Providers = Annotated[
@@ -115,7 +115,7 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
     terminate_all(asked, name, ledger, say=output.say)
     if ledger is not None and any(isinstance(each.thing, Instance) for each in found):
         for each in kept:  # a run whose outcome is known keeps it
-            ledger.mark(each.session, lambda entry: seen_ended(entry, _ended_by_user(entry)))
+            ledger.mark(each.session, lambda entry: seen_ended(entry, by_user(entry)))
     if elsewhere := _of_others(found, records):
         terminate_found(elsewhere, say=output.say)
     for record in records:
@@ -144,10 +144,6 @@ def _what_ends(record: Record) -> str:
     if record.run is None or record.run.end is None:
         return "its run belongs to its machine and goes on there"
     return f"its run {run_state.told(record.run.end)}; its machine is still there"
-
-
-def _ended_by_user(entry: Entry) -> Outcome:
-    return Outcome.CANCELLED if entry.outcome in (None, Outcome.LOST) else entry.outcome
 
 
 def _drivers_of(records: Sequence[Record]) -> list[Driver]:

@@ -45,11 +45,11 @@ def end_machine(
     known.ending(record.pool)
     terminate_all(drivers, record.pool, known, say=say)
     if is_there:
-        known.mark(record.session, lambda entry: seen_ended(entry, _by_user(entry)))
+        known.mark(record.session, lambda entry: seen_ended(entry, by_user(entry)))
     after = known.record(record.session) or record
     return after.receipt(after.ended or clock.now())
 
 
-def _by_user(entry: Entry) -> Outcome:
+def by_user(entry: Entry) -> Outcome:
     """Return the outcome of a run whose machine its user has ended. One that is known stays."""
     return Outcome.CANCELLED if entry.outcome in (None, Outcome.LOST) else entry.outcome
