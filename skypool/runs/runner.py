@@ -30,6 +30,8 @@ from skypool.head import messages, steps
 from skypool.head.states import (
     AgentSaid,
     Drops,
+    Expired,
+    Expires,
     FromRunner,
     GotNeeds,
     NotStored,
@@ -117,7 +119,7 @@ class RunnerProcess:
         self._pool: ComputePool | None = None
         self._running: CallFuture[Any] | None = None
         self._failed: tuple[float, int] | None = None  # when the call of which attempt has failed
-        self._limit = self._heir = self._seal_key = ""
+        self._heir = self._seal_key = ""
         self._until = math.inf  # the written end, by `clock.elapsed`, which steps of this machine's clock do not change
         self._moves = 0
         self._stuck_at = math.inf  # when the present work counts as stuck
@@ -153,7 +155,7 @@ class RunnerProcess:
     def _perform(self, action: RunnerAction) -> None:
         """Perform an action, or have a thread perform it, in their order."""
         match action:
-            case Say(StandsBy() | RunOver() as message):
+            case Say(StandsBy() | Expires() | RunOver() as message):
                 self._write(message)
             case Say(Takes(heir)):
                 self._works.put(partial(self._take, heir))
@@ -241,10 +243,7 @@ class RunnerProcess:
         engine, left = self._pool._sender.working(), self._until - clock.elapsed()
         self._hear_of_folders()
         if self._needs.folders and left <= engine.saving.reserve + engine.limits.for_programs:
-            if self._state.phase is RunnerPhase.OWNER:
-                self._limit = self._needs.limit
-                self._stop()
-                self._write(Drops(self._state.attempt))
+            self._events.put(Expired())
             return
         limits = engine.rental.limits
         limits.billed_since = clock.now()
@@ -283,7 +282,7 @@ class RunnerProcess:
         found = stored.statuses(self._output(attempts), range(needs.call.procs or 1))
         status = None if None in found else next(filter(None, found), 0)
         folders = self._save_rest(calm=outcome is Outcome.ENDED and status == 0)
-        is_limit = outcome is Outcome.CANCELLED and not self._state.is_cancelled  # a former runner has stopped it
+        is_limit = self._state.is_expired and outcome is not Outcome.ENDED  # else it has ended by itself meanwhile
         now = self._now
         ended = RunStatus(
             claim=needs.claim,
@@ -292,7 +291,7 @@ class RunnerProcess:
             attempts=attempts,
             ended=now,
             usd=sum(each.at(now).usd for each in needs.handover.record.lines),
-            limit=self._limit or (needs.limit if is_limit else ""),
+            limit=needs.limit if is_limit else "",
             why=self._why(),
             saved=needs.saved,
             folders=folders,
@@ -374,11 +373,9 @@ class RunnerProcess:
         engine = pool._begun
         if engine is None or self._state.phase is not RunnerPhase.OWNER:
             return
-        if not self._limit and engine.limits.until_stop() <= 0:
-            self._limit = self._needs.limit
+        if engine.limits.until_stop() <= 0:
             engine.rental.limits.lifetime = None  # the pool must not end while the last files are saved
-            self._works.put(self._stop)
-            self._works.put(partial(self._write, Drops(self._state.attempt)))
+            self._step(Expired())
         if self._failed is not None:
             at, attempt = self._failed
             if attempt == self._state.attempt and time.monotonic() > at + _UNSAID:  # it has never reached the agent
