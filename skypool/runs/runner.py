@@ -53,7 +53,7 @@ from skypool.head.states import (
     Welcome,
 )
 from skypool.pool.states import Phase
-from skypool.runs import stored
+from skypool.runs import end_hook, stored
 from skypool.runs.needs import Needs
 from skypool.runs.own_thread import in_thread
 from skypool.runs.program_run import exit_status
@@ -71,6 +71,8 @@ _TO_TELL = 10.0
 """Seconds before that end in which it is stored what was saved to buckets. The program is stopped so much earlier."""
 _TO_NOTE = 5.0
 """The most seconds in which the end of the run is kept in the buckets of its folders, after it was stored here."""
+_TO_POST = 2.0
+"""Seconds before the written end in which the end of the run is not posted any more."""
 _TO_HEAR_OF = 20.0
 """Seconds in which the agent has told a new runner of the folders that it saves."""
 _TO_CLOSE = 8.0
@@ -232,7 +234,8 @@ class RunnerProcess:
     def _about(self) -> About:
         call = self._needs.call
         copy, programs = next(iter(call.places.values()))
-        return About(call.procs, os.path.normpath(os.path.join(copy, call.folder)), programs)
+        folder = os.path.normpath(os.path.join(copy, call.folder))
+        return About(call.procs, folder, programs, posts=bool(self._needs.on_end))
 
     def _limit_pool(self) -> None:
         """End the pool at the written end. The clocks of this machine and of the client may differ.
@@ -296,7 +299,9 @@ class RunnerProcess:
             saved=needs.saved,
             folders=folders,
         )
-        self._events.put(self._stored(ended))
+        done = self._stored(ended)
+        self._post(replace(ended, outcome=done.outcome), done.why if isinstance(done, NotStored) else "")
+        self._events.put(done)
 
     def _save_rest(self, calm: bool) -> tuple[KeptFolder, ...]:
         """Have what is left of the folders saved, and return what is. `calm`: the program has ended by itself, well."""
@@ -337,6 +342,23 @@ class RunnerProcess:
                 return Stored(found.outcome)
         self._note(replace(ended, why="; ".join(filter(None, [ended.why, why]))))  # the buckets may take it
         return NotStored(ended.outcome, why)
+
+    def _post(self, status: RunStatus, why: str) -> None:
+        """Post how the run has ended, unless a former runner has. `why` says why it is not stored; "" if it is."""
+        url = self._needs.on_end
+        if not url or (self._folder / stored.POSTED).exists():
+            return
+        with contextlib.suppress(OSError, SkypoolError):  # what a former runner has stored counts
+            status = stored.stored(self._folder) or status
+        limit = min(end_hook.LIMIT, self._until - clock.elapsed() - _TO_POST)
+        self._stuck_at += max(0.0, limit)
+        end = replace(status.end, why="; ".join(filter(None, [status.why, why])))
+        began = self._needs.handover.record.started
+        failed = end_hook.post(url, end_hook.Posted(status.claim.run, end, status.usd, status.ended - began), limit)
+        if failed:
+            print(f"how the run has ended was not posted: {failed}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # nobody needs it but who looks in
+            stored.note_post(self._folder, failed)
 
     def _note(self, status: RunStatus) -> None:
         """Keep the end of the run in the buckets of its folders, too, which outlive the machine."""
