@@ -26,6 +26,7 @@ from skypool.head.states import Answered, Claim, ClientEvent, Entry, Ledger, Out
 from skypool.rental import ledger, reaper
 from skypool.rental.records import newest
 from skypool.runs import stored
+from skypool.runs.output_files import Records
 from skypool.runs.owned_machine import OwnedMachine
 from skypool.runs.run import _Printer
 from skypool.runs.stored import RunStatus
@@ -122,6 +123,45 @@ def test_a_run_goes_on_after_the_command_has_returned_and_its_machine_ends_with_
     said = subprocess.run([sys.executable, "-m", "skypool", "ps", "--json"], capture_output=True, check=True)
     [run] = [each["run"] for each in json.loads(said.stdout) if each["pool"] == project.name]
     assert run["state"] == "ended"
+
+
+PRINTS = """import base64, os, sys, time
+value = os.environ["MY_TOKEN"]
+print("whole", value)
+for part in ("cut ", value[:9], value[9:], "\\n"):
+    sys.stdout.write(part)
+    sys.stdout.flush()
+    time.sleep(0.05)
+print("base64", base64.b64encode(f"user:{value}".encode()).decode())
+print(value * 20_000, file=sys.stderr)
+sys.stdout.buffer.write(bytes(range(256)) * 4096)
+print("the end begins as it does:", value[:5], end="")
+sys.stdout.flush()
+raise SystemExit(value)
+"""
+
+
+@pytest.mark.slow
+def test_secrets_are_masked_in_all_that_a_run_leaves_on_its_machine(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = f"hf_{secrets.token_hex(20)}"
+    monkeypatch.setenv("MY_TOKEN", token)
+    project.run(PRINTS, "--max-lifetime", "10m", "--secret", "MY_TOKEN")
+    status = project.ends()
+    assert (status.outcome, status.returncode) == (Outcome.ENDED, 1)
+    found = {1: b"", 2: b""}
+    for stream, data in Records().feed(project.output()):
+        found[stream] += data
+    for each in project.place.rglob("*"):
+        assert not each.is_file() or token.encode() not in each.read_bytes(), each
+    lines = found[1].splitlines()
+    assert lines[:2] == [b"whole [secret MY_TOKEN]", b"cut [secret MY_TOKEN]"]
+    assert lines[2].startswith(b"base64 ")
+    assert b"[secret MY_TOKEN]" in lines[2]
+    assert bytes(range(256)) * 4096 in found[1]
+    assert found[1].endswith(b"the end begins as it does: " + token[:5].encode())
+    assert found[2].count(b"[secret MY_TOKEN]") == 20_001, "one of them is what the program has exited with"
 
 
 @pytest.mark.parametrize("words", [(), ("--budget", "1", "--nodes", "2"), ("--budget", "1", "--best-effort")])

@@ -45,7 +45,7 @@ class Masker:
 
     def mask(self, text: str) -> str:
         """Return a text with marks in place of secrets."""
-        if self._pattern is None:
+        if self._pattern is None or not any(each in text for each in self._marks):  # which is faster than the pattern
             return text
         return self._pattern.sub(lambda found: self._marks[found[0]], text)
 
@@ -91,3 +91,8 @@ class Masker:
             ends = range(min(len(head), len(secret) - 1, len(text)), longest, -1)
             longest = next((size for size in ends if text.endswith(secret[:size])), longest)
         return longest
+
+
+def masker_of_bytes(secrets: Mapping[str, str]) -> Masker:
+    """Return a masker for bytes, which are given to it as text of one character each (latin-1): no byte is lost."""
+    return Masker({name: value.encode("utf-8", "surrogateescape").decode("latin-1") for name, value in secrets.items()})

@@ -12,11 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from skypool import runtime
 from skypool.agent import child_imports
 from skypool.agent.own_notices import interruption
 from skypool.errors import CommandFailed, NodeInterrupted
+from skypool.logs.masking import masker_of_bytes
 from skypool.runs import node_folders
 from skypool.runs.output_files import LONGEST, OutputFiles
 
@@ -40,6 +42,7 @@ def run(
     output: str,
     in_gang: bool,
     on_notice: str = "",
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Run a program until its end, and return its exit status: the negative number of the signal that ended it.
 
@@ -55,6 +58,7 @@ def run(
         output: the folder of its output files, below that of the node. Each process of a gang has a folder below it.
         in_gang: True for a process of a gang, which ends the others by an error if its status is not 0.
         on_notice: the name of the signal at a notice, as in `NOTICES`.
+        secrets: the values in place of which the output files get marks, by their names.
 
     Raises:
         CommandFailed: the program cannot be started, or it has failed in a gang.
@@ -62,7 +66,7 @@ def run(
     """
     copy, programs = places[runtime.node_number()]
     info = runtime.instance_info()
-    files = OutputFiles(os.path.join(runtime.node_folder(), output, str(info.local_rank)))
+    files = _MaskedFiles(os.path.join(runtime.node_folder(), output, str(info.local_rank)), secrets)
     with node_folders.held(copy, programs and os.path.dirname(programs)):
         try:
             os.makedirs(os.path.join(copy, folder), exist_ok=True)
@@ -96,6 +100,35 @@ def run(
     if status and in_gang:
         raise CommandFailed(shlex.join(words), status, node=runtime.node_number())
     return status
+
+
+class _MaskedFiles(OutputFiles):
+    """The output files of a program, with marks in place of secrets.
+
+    Args:
+        folder: their folder, which is made.
+        secrets: the values by their names.
+    """
+
+    def __init__(self, folder: str, secrets: Mapping[str, str]) -> None:
+        super().__init__(folder)
+        self._masker = masker_of_bytes(secrets)
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Append output of any length. What may be the beginning of a secret is held back until the next piece."""
+        if self._masker.is_needed:
+            data = self._masker.feed(stream, data.decode("latin-1")).encode("latin-1")
+        self._split(stream, data)
+
+    def end(self, status: int) -> None:
+        """Append what is held back, and tell of the end."""
+        for each in (1, 2):
+            self._split(each, self._masker.finish(each).encode("latin-1"))
+        super().end(status)
+
+    def _split(self, stream: int, data: bytes) -> None:
+        for begin in range(0, len(data), LONGEST):  # marks may be longer than the values
+            super().write(stream, data[begin : begin + LONGEST])
 
 
 def _environment(programs: str, env: Mapping[str, str], info: runtime.InstanceInfo, in_gang: bool) -> dict[str, str]:

@@ -52,6 +52,7 @@ from skypool.head.states import (
     Takes,
     Welcome,
 )
+from skypool.logs.masking import Masker
 from skypool.pool.states import Phase
 from skypool.runs import end_hook, stored
 from skypool.runs.needs import Needs
@@ -381,7 +382,7 @@ class RunnerProcess:
             return ""
         if error is None or (isinstance(error, CommandFailed) and error.returncode is not None):
             return ""
-        return one_line(str(error), 1000)
+        return one_line(Masker(self._needs.call.secrets).mask(str(error)), 1000)
 
     # --- what nobody says ------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from skypool.console.event_text import Words, kept_in, span
 from skypool.data.data_asked import DataFolder
 from skypool.data.save_asked import SaveFolder
 from skypool.files.project import Survey
-from skypool.logs.masking import Masker
+from skypool.logs.masking import Masker, masker_of_bytes
 from skypool.model import Offer
 from skypool.offers.ranking import Plan
 from skypool.rental.budget import highest_price
@@ -122,10 +122,7 @@ class Teller(ABC):
 
     def hide(self, secrets: Mapping[str, str]) -> None:
         """Show marks in place of these values, by their names."""
-        # bytes are text of one character each here, so that all else stays as it is
-        self._masker = Masker(
-            {name: value.encode("utf-8", "surrogateescape").decode("latin-1") for name, value in secrets.items()}
-        )
+        self._masker = masker_of_bytes(secrets)
         self._text_masker = Masker(secrets)
 
     def masked(self, text: str) -> str:

@@ -174,7 +174,8 @@ class WholeRun:
             raise UsageError(f"{keep} is for runs that belong to their machine; add {detach}, or leave it out")
         self._secrets = secret_values.found(asked.secrets, target.project.root, tell.option("secrets"))
         self._on_end = self._hook(asked.on_end)
-        tell.hide(self._hidden)
+        self._masked = self._hidden  # in what is told, and in what the program prints
+        tell.hide(self._masked)
         self._rent: dict[str, Any] = {}
         word = [] if asked.linger is None else [self._mark]
         self._name = pool_name(asked.name or "-".join([_plain(target.name), *word, secrets.token_hex(3)]))
@@ -374,7 +375,8 @@ class WholeRun:
     def _check_project(self, survey: Survey, dry_run: bool) -> str:
         """Tell what is sent. Return why that needs a yes; "" if it does not. Raises UsageError if it cannot be sent."""
         target, tell = self._target, self._tell
-        tell.hide(secret_values.masked(self._hidden, survey.paths, target.project.root))
+        self._masked = secret_values.masked(self._hidden, survey.paths, target.project.root)
+        tell.hide(self._masked)
         tell.project(target, survey)
         self._check_script(survey)
         self._check_data_is_not_sent(survey)
@@ -670,7 +672,7 @@ class WholeRun:
         assert supply is not None  # it has rented the machine
         known, self.session = supply.rental.ledger, supply.rental.session
         claim = Claim(pool.name) if known is None else Claim(pool.name, known.next_generation(pool.name))
-        call = made.call(programs)
+        call = replace(made.call(programs), secrets=self._masked)
         [(copy, _)] = call.places.values()
         saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
         tell.stage("orders without an answer, of which machines may still come")
