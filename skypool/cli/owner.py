@@ -79,6 +79,32 @@ def own_run(name: str) -> Record | None:
     return record
 
 
+def looked_at(name: str, node: int | None, error: client.NoOwner) -> Record:
+    """Return the pool of a run that belongs to its machine, and say on stderr that its machine is asked.
+
+    Raises what explains `error` if there is no such run, and UsageError for another node than 0 or None.
+    """
+    record = own_run(name)
+    if record is None:
+        raise explained(name, error) from error
+    if node:
+        raise UsageError(f"run {name!r} has one node, 0, and no node {node}")
+    say_source(record)
+    return record
+
+
+def say_source(record: Record) -> None:
+    """Say on stderr that what follows is from the machine of a run."""
+    output.note(f"{source_of(record)}:")
+
+
+def source_of(record: Record) -> str:
+    """Return where what is read of a run on its machine comes from, as words."""
+    line = (record.running or record.lines or (None,))[0]
+    machine = "" if line is None else f", {line.provider} {line.id}"
+    return f"from the machine of run {record.pool}{machine}"
+
+
 def run_named(name: str) -> Record:
     """Return the pool of a run that belongs to its machine, or did so. Raises UsageError if there is none."""
     if (found := own_run(name)) is not None:

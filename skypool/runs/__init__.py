@@ -25,6 +25,8 @@ A run that is handed over to its machine, by the state machines of `head`:
 - `machine_look`: looks what is there of a run on its machine.
 - `reaching`: finds the way to the machine of a run. `looking`: looks in at a run there, through lost connections.
   `look_end`: sends what the machine has.
+- `observing`: observes a run there: its node, what its processes do, and its history. `ask_end` asks its runner, and
+  `history_end` sends the history.
 - `cancelling`: cancels a run through its agent. `agent_door`: talks to that on the machine.
 - `asking`: asks machines how their runs stand, and records it. `ends_here` does so for runs on this computer, and
   `end_in_bucket` reads the end of one whose machine is gone.
@@ -35,6 +37,7 @@ The root of a project is its folder here. Its copy is its folder on a node.
 
 __all__ = [
     "agent_door",
+    "ask_end",
     "asking",
     "cancelling",
     "end_in_bucket",
@@ -43,6 +46,7 @@ __all__ = [
     "follow",
     "follow_end",
     "handing_over",
+    "history_end",
     "lingering",
     "look_end",
     "looking",
@@ -50,6 +54,7 @@ __all__ = [
     "needs",
     "node_folders",
     "node_program",
+    "observing",
     "output_files",
     "output_spool",
     "own_thread",
