@@ -45,12 +45,6 @@ def explained(pool: str, error: client.NoOwner) -> SkypoolError:
             f"`skypool shell {pool}` asks the provider instead, ComputePool.attach({pool!r}) takes the machines over, "
             f"and `skypool down {pool}` ends them"
         )
-    if record is not None and state == "detached":
-        return SkypoolError(
-            f"run {pool!r} belongs to its machine, and no process here runs it; `skypool logs {pool}` prints what it "
-            f"prints, `skypool pull {pool} FOLDER` fetches files, `skypool shell {pool}` reaches its machine, and "
-            f"`skypool cancel {pool}` ends the run"
-        )
     if record is not None and state in ("live", "ending"):
         return SkypoolError(
             f"pool {pool!r} is run by {record.client}, which serves no other terminals here: it is on another computer "

@@ -27,7 +27,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _of_run(record: Record) -> Report:
-    """Return the report of a run that was handed over to its machine, with what is known there, or was fetched from there."""
+    """Return the report of a run that was handed over to its machine, with what that knows, or was fetched from it."""
     from skypool.report.report import report_of
     from skypool.runs import observing
     from skypool.runs.reaching import NotListed

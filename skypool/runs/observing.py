@@ -1,4 +1,4 @@
-"""Observes a run on its machine, as `observers.client` observes a pool of this computer: its nodes, stacks and history."""
+"""Observes a run on its machine, as `observers.client` does with a pool of this computer: node, stacks and history."""
 
 from __future__ import annotations
 
