@@ -37,7 +37,8 @@ def move(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 def launched(driver: Any, need: Need, pool: str = "train") -> Instance:
     offer = min(driver.offers(need), key=lambda each: each.usd_per_hour)
-    order = Order(pool, f"{pool.encode().hex():0>16}-1", (0,), need, until=datetime(2030, 1, 1, tzinfo=UTC), lifetime=3600.0)
+    token, until = f"{pool.encode().hex():0>16}-1", datetime(2030, 1, 1, tzinfo=UTC)
+    order = Order(pool, token, (0,), need, until=until, lifetime=3600.0)
     [made] = driver.launch(offer, order)
     found: Instance = made
     return found
