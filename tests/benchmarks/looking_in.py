@@ -35,8 +35,8 @@ from skypool.runs.run import _Printer
 from skypool.runs.target import Target
 from skypool.runs.whole_run import Asked, WholeRun
 host = sky.Host({address!r}, port={port!r}, host_key={host_key!r})
-asked = Asked({{"provider": sky.SSH(hosts=[host], user={user!r}, identity={identity!r})}}, name={name!r}, max_lifetime=900.0,
-              detach=True, yes=True)
+ssh = sky.SSH(hosts=[host], user={user!r}, identity={identity!r})
+asked = Asked({{"provider": ssh}}, name={name!r}, max_lifetime=900.0, detach=True, yes=True)
 whole = WholeRun(Target.of(["train.py"]), asked, _Printer())
 whole.check()
 sys.exit(whole.run())
