@@ -612,11 +612,12 @@ def test_gc_says_to_whom_a_machine_belongs(skypool: Run, cloud: FakeCloud) -> No
     assert "train: lost since" in skypool("ps").stdout
 
 
-def test_a_command_for_the_client_of_a_pool_says_that_a_run_has_none(skypool: Run, cloud: FakeCloud) -> None:
+def test_a_command_for_the_client_of_a_pool_asks_the_machine_of_a_run(skypool: Run, cloud: FakeCloud) -> None:
     handed(cloud)
     done = skypool("stack", "train")
     assert done.returncode != 0
-    assert "run 'train' belongs to its machine, and no process here runs it" in done.stderr
+    assert "from the machine of run train, fake i-0001:" in done.stderr
+    assert "the machine i-0001 of fake cannot be reached" in done.stderr
 
 
 @pytest.mark.parametrize(("how_far", "left"), [(State.DETACHED, 1), (State.DETACHING, 0)])

@@ -427,6 +427,21 @@ class AWS(Regional):
 
     # --- what is there ---------------------------------------------------------------------------------------
 
+    def admit(self, instance: Instance) -> None:
+        """Open port 22 of an instance to this computer's present address. Does nothing with the setting `ssh_from`.
+
+        The rule is in the security group of the instance's pool, and is removed with it.
+
+        Raises:
+            ProviderError: the address is not known, or AWS refused.
+        """
+        if self.ssh_from:
+            return
+        [network] = settings.networks(None)
+        ec2 = self._ec2(instance.region)
+        for group in _requests.own_security_groups(ec2, instance.id):
+            _requests.allow_ssh(ec2, group, network, _NEW)
+
     def access(self, instance: Instance) -> Access:
         """Return how to reach an instance: ssh to its public address. Waits up to 90 s for that address.
 

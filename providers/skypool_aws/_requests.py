@@ -320,6 +320,17 @@ def allow_ssh(ec2: EC2Client, group: str, network: str, seconds: float) -> None:
     _allow(lambda: ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule]), seconds)
 
 
+def own_security_groups(ec2: EC2Client, instance: str) -> set[str]:
+    """Return the id of the security group that was made for an instance's pool; an empty set if EC2 tells none."""
+    found: set[str] = set()
+    for record in instances(ec2, [instance]):
+        name = tag_values(record.get("Tags", ())).get("Name")  # the group has the same name
+        groups = [*record.get("SecurityGroups", ())]
+        groups += [group for each in record.get("NetworkInterfaces", ()) for group in each.get("Groups", ())]
+        found |= {each["GroupId"] for each in groups if each["GroupName"] == name}
+    return found
+
+
 def allow_each_other(ec2: EC2Client, group: str, seconds: float) -> None:
     """Allow all traffic among a security group's instances, in both directions. Rules that exist already are kept.
 

@@ -181,6 +181,16 @@ class GCP:
         """
         return self._of_both(lambda api: api.instances(pool=pool))
 
+    def admit(self, instance: Instance) -> None:
+        """Let this computer's present address reach the machines of a pool by ssh. Does nothing with `ssh_from`.
+
+        Raises:
+            ProviderError: The address is not known, or Google did not create the firewall rule.
+        """
+        from skypool_gcp.compute import Compute
+
+        Compute(self._listing[0].settings).admit(instance)
+
     def access(self, instance: Instance) -> Access:
         """Return how to reach a machine by ssh. Waits until the machine has an address.
 

@@ -36,8 +36,10 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*:$", re.MULTILI
 _SPIED = re.compile(r"^    (\S.*?) \((.*):(\d+)\)$")
 _WORKER = "/skypool/agent/worker.py"
 """The end of the path of the module that runs calls in a worker."""
-_PROGRAM = "/skypool/calls/program.py"
-"""The end of the path of the module with which a call runs a program, as `sky.cmd` does."""
+_PROGRAMS = "/skypool/calls/program.py", "/skypool/runs/node_program.py"
+"""The ends of the paths of the modules with which a call runs a program, as `sky.cmd` and `skypool run` do."""
+_RUNNER = "skypool.runs.runner"
+"""A part of the command of the process that owns a run on its machine."""
 _WAITING = "_next_call"
 """The function of the module `worker` that waits for the next call."""
 _WRITING = 1.0
@@ -211,7 +213,7 @@ def threads_of(text: str, main: int) -> list[list[str]]:
 
 def runs_program(threads: list[list[str]]) -> bool:
     """Return True if these stacks are those of a worker that waits for a program which its call has started."""
-    return bool(threads) and _PROGRAM in threads[0][-1]
+    return bool(threads) and any(each in threads[0][-1] for each in _PROGRAMS)
 
 
 def short(mark: Mark, most: int = 6) -> str:
@@ -300,7 +302,7 @@ def _rank(there: dict[int, tuple[int, str]], pid: int) -> int | None:
 
 
 def _below(root: int) -> dict[int, tuple[int, str]]:
-    """Return (pid of the parent, name) of each descendant of a process, by its pid. The agent is left out."""
+    """Return (pid of the parent, name) of each descendant of a process but the agent and the runner, by its pid."""
     parents: dict[int, tuple[int, str]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -314,6 +316,8 @@ def _below(root: int) -> dict[int, tuple[int, str]]:
         parent = todo.pop()
         for pid, (above, name) in sorted(parents.items()):
             if above == parent and pid not in (os.getpid(), os.getppid()):
+                if _RUNNER in command(pid):
+                    continue
                 todo.append(pid)
                 if name != "skypool-agent":
                     found[pid] = (above, name)

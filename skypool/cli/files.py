@@ -11,7 +11,7 @@ import typer
 from rich.filesize import decimal
 
 from skypool.cli import output
-from skypool.cli.owner import Name, access_to_run, explained, own_run
+from skypool.cli.owner import Name, access_to_run, explained, own_run, say_source
 from skypool.console.event_text import span
 from skypool.errors import UsageError
 from skypool.files import transfer
@@ -103,6 +103,7 @@ def _end_of_run(name: str, node: int, error: client.NoOwner) -> NodeEnd:
     record = own_run(name)
     if record is None:
         raise explained(name, error) from error
+    say_source(record)
     access = access_to_run(record, node)
     return transfer.end_of(node, access, access.python or "")
 

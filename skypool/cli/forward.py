@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
+import threading
+import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from skypool.cli import output
-from skypool.cli.owner import Name, explained
-from skypool.errors import SkypoolError, UsageError
+from skypool.cli.owner import Name, looked_at
+from skypool.errors import ConnectionLost, ProviderError, SkypoolError, UsageError
 from skypool.observers import client
+from skypool.rental.records import Record
+
+_LOOK = 10.0
+"""Seconds between two looks whether the machine of a run is there, after a forward has broken."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -45,19 +53,64 @@ def forward(
         with _forward(pool, port, node, host, here, socket) as made:
             address = made.answer["address"]
             target = f"port {port} of {f'node {node}' if host == 'localhost' else f'{host}, by node {node},'}"
-            where = f"http://{address}" if socket is None else f"the socket {address}"
-            who = "every user of this computer can connect (--socket PATH is for you alone)"
-            if socket is not None:
-                who = f"only you can connect, as by `curl --unix-socket {shlex.quote(address)} http://localhost/`"
-            output.say(f"{where} leads to {target} of pool {pool!r}; {who}; Ctrl-C ends this")
-            sys.stdout.flush()
+            _say(address, f"{target} of pool {pool!r}", socket is not None)
             closed = next((said["closed"] for said in made.lines() if "closed" in said), "")
     except KeyboardInterrupt:
         return
     except client.NoOwner as e:
-        raise explained(pool, e) from e
+        _forward_of_run(looked_at(pool, node, e), port, host, here, socket)
+        return
     why = closed or f"the process that runs pool {pool!r} is gone"
     raise SkypoolError(f"the forward of {address} has ended: {why}; `skypool ps` lists the running pools")
+
+
+def _say(address: str, target: str, is_socket: bool) -> None:
+    """Say where a forward begins, where it leads, and who can use it."""
+    where = f"the socket {address}" if is_socket else f"http://{address}"
+    who = "every user of this computer can connect (--socket PATH is for you alone)"
+    if is_socket:
+        who = f"only you can connect, as by `curl --unix-socket {shlex.quote(address)} http://localhost/`"
+    output.say(f"{where} leads to {target}; {who}; Ctrl-C ends this")
+    sys.stdout.flush()
+
+
+def _forward_of_run(record: Record, port: int, host: str, here: int | None, socket: Path | None) -> None:
+    """Forward a port to the machine of a run, until Ctrl-C or until its provider does not list the machine any more."""
+    from skypool.runs import looking, observing  # imported here, as most pools are reached in another way
+    from skypool.runs.reaching import NotListed
+
+    access = looking.reached(record, time.monotonic() + observing.PATIENCE)
+    trouble = threading.Event()
+
+    def notice(text: str) -> None:
+        output.warn(text)
+        trouble.set()
+
+    make = partial(observing.forward, access, host, port, notice=notice)
+    way: int | str = here or 0 if socket is None else os.path.abspath(socket.expanduser())
+    try:
+        made = make(port) if here is None and socket is None else make(way)
+    except UsageError:
+        if here is not None or socket is not None:
+            raise
+        made = make(0)
+    try:
+        with made:
+            machine = f"the machine of run {record.pool!r}"
+            where = machine if host == "localhost" else f"{host}, by {machine}"
+            _say(made.address, f"port {port} of {where}", socket is not None)
+            while True:
+                while not trouble.wait(_LOOK):
+                    pass
+                with contextlib.suppress(ConnectionLost, ProviderError):  # the forward is made again
+                    looking.reached(record, time.monotonic() + observing.PATIENCE)
+                time.sleep(_LOOK)
+    except KeyboardInterrupt:
+        return
+    except NotListed as e:
+        raise SkypoolError(
+            f"the forward of {made.address} has ended with the machine of run {record.pool!r}: {e}"
+        ) from e
 
 
 def _forward(pool: str, port: int, node: int, host: str, here: int | None, socket: Path | None) -> client.Observation:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from skypool.cli import output
-from skypool.cli.owner import Name, explained
+from skypool.cli.owner import Name, looked_at
 from skypool.observers import client
 
 
@@ -22,9 +22,12 @@ def health(pool: Name, as_json: output.AsJson = False) -> None:
     "unknown" means that a check could not be made. The exit status is 1 if a node is unhealthy.
     """
     try:
-        nodes = [each for each in client.info(pool)["nodes"] if each["state"] != "ended"]
+        said = client.info(pool)
     except client.NoOwner as e:
-        raise explained(pool, e) from e
+        from skypool.runs import observing  # imported here, as most pools are asked in another way
+
+        said = observing.info(looked_at(pool, None, e))
+    nodes = [each for each in said["nodes"] if each["state"] != "ended"]
     if as_json:
         keys = ("node", "state", "hardware", "health", "sample")
         output.data([{key: each.get(key) for key in keys} for each in nodes])

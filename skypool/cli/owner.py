@@ -46,12 +46,6 @@ def explained(pool: str, error: client.NoOwner) -> SkypoolError:
             f"`skypool shell {pool}` asks the provider instead, ComputePool.attach({pool!r}) takes the machines over, "
             f"and `skypool down {pool}` ends them"
         )
-    if record is not None and state == "detached":
-        return SkypoolError(
-            f"run {pool!r} belongs to its machine, and no process here runs it; `skypool logs {pool}` prints what it "
-            f"prints, `skypool pull {pool} FOLDER` fetches files, `skypool shell {pool}` reaches its machine, and "
-            f"`skypool cancel {pool}` ends the run"
-        )
     if record is not None and state in ("live", "ending"):
         return SkypoolError(
             f"pool {pool!r} is run by {record.client}, which serves no other terminals here: it is on another computer "
@@ -78,6 +72,32 @@ def own_run(name: str) -> Record | None:
     if record is None or record.run is None or record.run.entry.state is State.LIVE:
         return None
     return record
+
+
+def looked_at(name: str, node: int | None, error: client.NoOwner) -> Record:
+    """Return the pool of a run that belongs to its machine, and say on stderr that its machine is asked.
+
+    Raises what explains `error` if there is no such run, and UsageError for another node than 0 or None.
+    """
+    record = own_run(name)
+    if record is None:
+        raise explained(name, error) from error
+    if node:
+        raise UsageError(f"run {name!r} has one node, 0, and no node {node}")
+    say_source(record)
+    return record
+
+
+def say_source(record: Record) -> None:
+    """Say on stderr that what follows is from the machine of a run."""
+    output.note(f"{source_of(record)}:")
+
+
+def source_of(record: Record) -> str:
+    """Return where what is read of a run on its machine comes from, as words."""
+    line = (record.running or record.lines or (None,))[0]
+    machine = "" if line is None else f", {line.provider} {line.id}"
+    return f"from the machine of run {record.pool}{machine}"
 
 
 def run_named(name: str) -> Record:

@@ -4,21 +4,48 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from skypool.cli import output
+from skypool.cli.owner import source_of
 from skypool.errors import SkypoolError, UsageError, nearest
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import spelt
-from skypool.rental.records import newest
+from skypool.rental.records import Record, newest
+
+if TYPE_CHECKING:
+    from skypool.report.report import Report
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command `skypool report` to the program."""
     app.command("report")(report)
+
+
+def _of_run(record: Record) -> Report:
+    """Return the report of a run that was handed over to its machine, with what that knows, or was fetched from it."""
+    from skypool.report.report import report_of
+    from skypool.runs import observing
+    from skypool.runs.reaching import NotListed
+
+    try:
+        observing.fetch_history(record)
+    except NotListed as e:
+        kept = observing.history_file(record)
+        if kept.exists():
+            output.note(f"from what was fetched at {output.utc(kept.stat().st_mtime)}: {e}")
+        else:
+            output.warn(f"the report has nothing that only the machine of run {record.pool} knew: {e}")
+    except (SkypoolError, OSError) as e:
+        output.warn(f"the report has nothing new from the machine of run {record.pool}: {e}")
+    else:
+        output.note(source_of(record))
+    with tempfile.TemporaryDirectory() as folder, observing.whole_history(record, Path(folder)) as file:
+        return report_of(record, file)
 
 
 def report(
@@ -44,7 +71,7 @@ def report(
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise UsageError(f"there is no pool called {pool!r} in skypool's ledger {ledger.file}{hint}")
     try:
-        made = report_of(record)
+        made = report_of(record) if record.run is None else _of_run(record)
     except sqlite3.Error as e:
         raise SkypoolError(f"the measurements and the history of pool {pool!r} cannot be read: {e}") from e
     if file == "-":

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from skypool.cli import output
+from skypool.cli.owner import say_source
 from skypool.cli.run_end import Lost
 from skypool.errors import UsageError
 from skypool.head.states import Ledger as State
@@ -49,8 +50,8 @@ def lines(record: Record, follow: bool) -> Iterator[LogLine | None]:
         match each:
             case Seen(found, about):
                 if is_first:
-                    line, is_first = record.lines[0], False
-                    output.note(f"from the machine of run {name}, {line.provider} {line.id}:")
+                    is_first = False
+                    say_source(record)
                 made.has_ranks = about is not None and about.procs is not None
                 note_found(known, record, found)
                 end = end_of(found, is_detached)

@@ -16,6 +16,7 @@ import typer
 
 from skypool.cli import output
 from skypool.cli.owner import Name, access_to_run, own_run
+from skypool.drivers.contract import admitted
 from skypool.errors import SkypoolError, UsageError
 from skypool.link.reach import local_command
 from skypool.model import Access, Instance
@@ -88,7 +89,7 @@ def _access(pool: str, node: int) -> Access:
         running = [each for each in driver.instances(pool=pool) if each.state == "running"]
         for each in running:
             if each.node == node:
-                return driver.access(each)
+                return admitted(driver, each)
         found += running
     if not found:
         raise SkypoolError(f"pool {pool!r} has no running machine; `skypool ps` lists the running pools")

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from skypool.cli import output
-from skypool.cli.owner import Name, explained
+from skypool.cli.owner import Name, looked_at
 from skypool.observers import client, stacks
+from skypool.rental.records import Record
 
 
 def add_to(app: typer.Typer) -> None:
@@ -32,11 +33,11 @@ def stack(
     try:
         nodes = [each["node"] for each in client.info(pool)["nodes"] if each["state"] == "ready"]
     except client.NoOwner as e:
-        raise explained(pool, e) from e
-    if node is not None:
-        nodes = [node]
-
-    found = stacks.ask(pool, nodes, native, partial(client.command, pool))
+        record = looked_at(pool, node, e)
+        nodes, found = [0], _of_run(record, native)
+    else:
+        nodes = nodes if node is None else [node]
+        found = stacks.ask(pool, nodes, native, partial(client.command, pool))
     if as_json:
         said = [json.dumps(asdict(process)) for processes in found.nodes.values() for process in processes]
     else:
@@ -46,3 +47,13 @@ def stack(
         output.complain(str(error))
     if nodes and not found.nodes:
         raise found.errors[nodes[0]]
+
+
+def _of_run(record: Record, native: bool) -> stacks.Stacks:
+    """Return what the processes of a run are doing on its machine. Raises IsOver if it is over."""
+    from skypool.runs import observing  # imported here, as most pools are asked in another way
+
+    found = observing.stacks_of(record, native)
+    if not found.nodes:
+        observing.info(record)  # says why
+    return found

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from skypool.cli.owner import source_of
 from skypool.cli.ps import explanations, is_over
 from skypool.console.board import Figures, Picture, Row, health_of
 from skypool.console.gauges import usd
@@ -29,6 +30,10 @@ _PATIENCE = 5.0
 """Seconds in which an owner must answer."""
 _OLD = 3.0
 """Seconds after which an owner's answer is shown as old."""
+TO_REACH = 8.0
+"""Seconds in which the machine of a run must answer."""
+_PAUSE = 5.0
+"""Seconds until a machine that did not answer is asked again."""
 _MOST_ASKED = 64
 """The most owners that are asked at the same time."""
 
@@ -109,6 +114,8 @@ def view_of(record: Record, answer: Answer, now: float) -> PoolView:
         notes=(*(() if run is None else (run.why,)), *explanations(record, now)),
     )
     said = answer.said
+    if record.state(now) == "detached" and (said is not None or answer.trouble):
+        return _of_machine(from_ledger, answer, now)
     if not is_run or (said is None and not answer.trouble):
         return from_ledger
     if said is None:
@@ -129,6 +136,24 @@ def view_of(record: Record, answer: Answer, now: float) -> PoolView:
         done=int(said.get("done", sum(each["done"] for each in said["nodes"]))),
         said=said,
         notes=(old, *from_ledger.notes) if is_old else from_ledger.notes,
+    )
+
+
+def _of_machine(from_ledger: PoolView, answer: Answer, now: float) -> PoolView:
+    """Return what to show of a run by the last answer of its machine. Costs and state are those of the ledger."""
+    said, is_old = answer.said, answer.trouble and now - answer.at > _OLD
+    if said is None:
+        return replace(from_ledger, notes=(answer.trouble, *from_ledger.notes))
+    old = f"the calls and measurements are {now - answer.at:.0f} s old: {answer.trouble}"
+    source = source_of(from_ledger.record)
+    return replace(
+        from_ledger,
+        nodes=len(_nodes(said)),
+        busy=int(said["running"]),
+        waiting=int(said["waiting"]),
+        done=int(said["done"]),
+        said=said,
+        notes=(*([old] if is_old else []), source, *from_ledger.notes),
     )
 
 
@@ -245,11 +270,13 @@ class Survey:
         self._warning = ""
         self._ledger = Ledger.here(self._warn)
         self._ended = threading.Event()
+        self._goes_on = False
         self.is_read = threading.Event()
         """Set when the ledger has been read for the first time."""
 
     def start(self) -> None:
         """Start to look at the pools once a second, in a thread of its own, until `stop`."""
+        self._goes_on = True
         threading.Thread(target=self._go_on, name="skypool top", daemon=True).start()
 
     def stop(self) -> None:
@@ -279,10 +306,13 @@ class Survey:
             sessions = {each.session for each in records}
             self._answers = {session: each for session, each in self._answers.items() if session in sessions}
             free = [
-                each for each in records if each.state(now) in ("live", "ending") and each.session not in self._asked
+                each
+                for each in records
+                if each.state(now) in ("live", "ending", "detached") and each.session not in self._asked
             ]
             for each in free[: max(0, _MOST_ASKED - len(self._asked))]:
-                thread = threading.Thread(target=self._ask, args=(each,), name=f"skypool asks {each.pool}", daemon=True)
+                ask = self._ask_machine if each.state(now) == "detached" else self._ask
+                thread = threading.Thread(target=ask, args=(each,), name=f"skypool asks {each.pool}", daemon=True)
                 self._asked[each.session] = thread
                 thread.start()
         self.is_read.set()
@@ -309,12 +339,35 @@ class Survey:
             with self._lock:
                 self._asked.pop(record.session, None)
 
+    def _ask_machine(self, record: Record) -> None:
+        """Ask the machine of a run, again and again over one connection, until `stop`. Without `start`, ask once."""
+        from skypool.runs import observing  # imported here, as most pools are asked in another way
+
+        every = EVERY if self._goes_on else ""
+        try:
+            for said in observing.infos(record, every, TO_REACH):
+                with self._lock:
+                    self._answers[record.session] = Answer(said, time.time())
+                if not every or self._ended.is_set():
+                    return
+        except Exception as e:  # noqa: BLE001 - a driver may raise whatever it wants; the view shows it
+            with self._lock:
+                before = self._answers.get(record.session, Answer())
+                self._answers[record.session] = replace(before, trouble=str(e) or type(e).__name__)
+            if self._goes_on:
+                self._ended.wait(_PAUSE)
+        finally:
+            with self._lock:
+                self._asked.pop(record.session, None)
+
     def wait(self) -> None:
-        """Wait until the owners that `refresh` has asked have answered, or their time is over."""
+        """Wait until the owners and machines that `refresh` has asked have answered, or their time is over."""
         with self._lock:
             asked = list(self._asked.values())
+            is_machine = any(each.state(time.time()) == "detached" for each in self._records)
+        until = time.monotonic() + (TO_REACH if is_machine else 2 * self._patience)
         for each in asked:
-            each.join(2 * self._patience)
+            each.join(max(0.0, until - time.monotonic()))
 
     @property
     def trouble(self) -> str:

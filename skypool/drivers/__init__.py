@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     )
     from skypool.drivers.contract import (
         Abilities,
+        Admits,
         Answers,
         Bills,
         Checks,
@@ -96,6 +97,7 @@ _MODULES = (
 )
 _HOME = {
     "Abilities": "skypool.drivers.contract",
+    "Admits": "skypool.drivers.contract",
     "Answers": "skypool.drivers.contract",
     "Bills": "skypool.drivers.contract",
     "Checks": "skypool.drivers.contract",
@@ -121,6 +123,7 @@ _HOME = {
 
 __all__ = [
     "Abilities",
+    "Admits",
     "Answers",
     "Bills",
     "Checks",

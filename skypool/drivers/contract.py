@@ -74,6 +74,16 @@ def ends_itself(driver: Driver, offer: Offer) -> bool:
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
 
 
+def admitted(driver: Driver, instance: Instance) -> Access:
+    """Have a driver let the present address of this computer in, and return how to connect to an instance.
+
+    Raises what `admit` and `access` of the driver raise.
+    """
+    if isinstance(driver, Admits):
+        driver.admit(instance)
+    return driver.access(instance)
+
+
 def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
     """Terminate instances with the driver's method `terminate`, and raise `StillRunning` for every kind of failure.
 
@@ -306,6 +316,23 @@ class Renews(Protocol):
         Raises:
             ProviderError: a tag could not be changed. skypool tells the user, and calls the method again later.
             ErrorGroup: several tags could not be changed, for different reasons.
+        """
+        ...
+
+
+@runtime_checkable
+class Admits(Protocol):
+    """An optional protocol of a driver whose machines are reached from certain addresses only, such as the launch's."""
+
+    def admit(self, instance: Instance) -> None:
+        """Let the present address of this computer reach an instance, if it may not do so already.
+
+        skypool calls this before `access` when it looks in at an instance that another process, or this computer at
+        another address, has launched. What is made for it costs nothing, and ends with the pool. An address that the
+        settings of the driver leave out is not admitted.
+
+        Raises:
+            ProviderError: the present address is not known, or the provider did not admit it.
         """
         ...
 

@@ -4,9 +4,9 @@ A connection carries one request. The observer sends one line of JSON, at most 6
 
     {"skypool": 1, "ask": "info"}
 
-"skypool" is the version of the protocol. The owner answers with one line: `{"ok": true, …}`, or `{"ok": false,
-"error": "…", "kind": "UsageError"}`, after which it closes the connection. The observer sends nothing else. If it does,
-the owner closes the connection. The requests are:
+"skypool" is the version of the protocol, or 0 in a request for "info" of any version. The owner answers with one line:
+`{"ok": true, …}`, or `{"ok": false, "error": "…", "kind": "UsageError"}`, after which it closes the connection. The
+observer sends nothing else. If it does, the owner closes the connection. The requests are:
 
 | ask | further fields | answer |
 |---|---|---|
@@ -31,6 +31,8 @@ from typing import Any
 from skypool.errors import UsageError
 
 VERSION = 2
+ANY = 0
+"""The version in a request for "info" of an observer of any version. Later versions only add fields to its answer."""
 LONGEST_LINE = 65536
 """The most bytes of a request, with its newline."""
 LONGEST_ANSWER = 16 << 20
@@ -94,7 +96,7 @@ def request_of(line: bytes) -> Request:
         raise UsageError(f"an observer's request must be one line of JSON: {e}") from e
     if not isinstance(said, dict):
         raise UsageError(f"an observer's request must be a JSON object, not {type(said).__name__}")
-    if said.get("skypool") != VERSION:
+    if said.get("skypool") != VERSION and (said.get("skypool"), said.get("ask")) != (ANY, "info"):
         raise UsageError(
             f"the owner of the pool speaks version {VERSION} of the observers' protocol, not "
             f"{said.get('skypool')!r:.40}; run the same version of skypool in both terminals"

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
+from skypool.drivers.contract import admitted
 from skypool.errors import ConnectionLost, SkypoolError, TakenOver
 from skypool.head.states import Answered, ClientEvent, Connected, Status
 from skypool.link.agent_messages import Welcome
@@ -86,7 +87,7 @@ class Takeover:
         try:
             for instance in instances:
                 driver = supply.driver_of(instance)
-                access = await asyncio.to_thread(driver.access, instance)
+                access = await asyncio.to_thread(admitted, driver, instance)
                 await self._agents.judge(instance, driver)
                 await self._open(instance, access, access.python or "")
         except BaseException as e:

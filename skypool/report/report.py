@@ -45,9 +45,9 @@ class Report:
         return f"<Report of pool {self.pool!r}, {len(self.html):,} characters>"
 
 
-def report_of(record: Record) -> Report:
+def report_of(record: Record, file: Path | None = None) -> Report:
     """Return a report of a pool, from its record in the ledger and from what has been stored of it until now.
 
-    Raises sqlite3.Error if the file of the pool's history is damaged.
+    `file` has the pool's history; None for the file on this computer. Raises sqlite3.Error if it is damaged.
     """
-    return Report(record.pool, page(collect(record, path_of(record.session), clock.now())))
+    return Report(record.pool, page(collect(record, file or path_of(record.session), clock.now())))

@@ -27,6 +27,8 @@ A run that is handed over to its machine, by the state machines of `head`:
   `look_end`: sends what the machine has.
 - `detached_run`: `DetachedRun`, what `sky.run(…, detach=True)` and `sky.Run.get` return.
 - `machine_end`: ends the machine of a run from another process, and proves it.
+- `observing`: observes a run there: its node, what its processes do, and its history. `ask_end` asks its runner, and
+  `history_end` sends the history.
 - `cancelling`: cancels a run through its agent. `agent_door`: talks to that on the machine.
 - `asking`: asks machines how their runs stand. `ends_here` looks for runs on this computer, and `end_in_bucket` reads
   the end of one whose machine is gone. `noting` records what was found.
@@ -38,6 +40,7 @@ The root of a project is its folder here. Its copy is its folder on a node.
 
 __all__ = [
     "agent_door",
+    "ask_end",
     "asking",
     "cancelling",
     "detached_run",
@@ -48,6 +51,7 @@ __all__ = [
     "follow",
     "follow_end",
     "handing_over",
+    "history_end",
     "lingering",
     "look_end",
     "looking",
@@ -57,6 +61,7 @@ __all__ = [
     "node_folders",
     "node_program",
     "noting",
+    "observing",
     "output_files",
     "output_spool",
     "own_thread",

@@ -313,7 +313,7 @@ def started(access: Access, modules: tuple[str, ...], words: str) -> Iterator[Co
             raise refusal(access.transport, 0, said or str(e) or "the connection was closed") from e
     finally:
         stream.shut()
-        stream.close()
+        stream.close(0.0)  # all was read: ssh would wait for the program there, which ends with the connection
 
 
 # --- the end -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from skypool import clock
 from skypool.drivers import registry
-from skypool.drivers.contract import Driver, abilities
+from skypool.drivers.contract import Driver, abilities, admitted
 from skypool.errors import SkypoolError
 from skypool.head import messages, rows
 from skypool.model import Access, Instance
@@ -51,7 +51,7 @@ def access_of(record: Record, found: Sequence[gc.Found] | None = None) -> Access
         there = [(each.driver, each.thing) for each in found if isinstance(each.thing, Instance)]
     for driver, instance in there:
         if record.has(instance) and instance.state != "ended":
-            return driver.access(instance)
+            return admitted(driver, instance)
     why = f"{line.provider} does not list it any more"
     if record.running:
         why += ", and `skypool gc` records its end"

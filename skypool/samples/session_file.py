@@ -20,6 +20,10 @@ _MOST_FILES = 200
 """The most files that are kept: those of the newest sessions."""
 _MOST_OF_ALL = 1 << 30
 """The largest size of all files together, in bytes. Beyond it, the files of the oldest sessions are removed."""
+FETCHED = ".fetched"
+"""The end of the name of a file in which the machine of a run has kept the same, and which was fetched from there."""
+FETCHING = ".fetching"
+"""The end of its name while it is fetched."""
 _SCHEMA = """
 create table if not exists sample (node integer, time real, error integer, data text);
 create index if not exists sample_time on sample (time);
@@ -89,14 +93,14 @@ def reading(file: Path) -> Iterator[sqlite3.Connection | None]:
 
 def _prune(files: Path) -> None:
     """Remove files of old sessions, and files that were never finished. A file that vanishes meanwhile is no error."""
-    for part in files.glob("*.part*"):
+    for part in (*files.glob("*.part*"), *files.glob(f"*{FETCHING}*")):
         if 0 < _stat(part)[0] < time.time() - _UNFINISHED:
             part.unlink(missing_ok=True)
     total = 0
     for number, (_, size, old) in enumerate(sorted(map(_stat, files.glob("*.sqlite3")), reverse=True)):
         total += size
         if number and (number >= _MOST_FILES or total > _MOST_OF_ALL):
-            for name in (old, Path(f"{old}-wal"), Path(f"{old}-shm")):
+            for name in (old, Path(f"{old}-wal"), Path(f"{old}-shm"), old.with_suffix(FETCHED)):
                 name.unlink(missing_ok=True)
 
 

@@ -498,6 +498,25 @@ class Compute:
             if isinstance(outcome, Exception):
                 raise outcome  # the first error only: the pool does not handle groups of errors here
 
+    def admit(self, instance: Instance) -> None:
+        """Create a firewall rule that opens port 22 of the machines of a pool to this computer's present address.
+
+        It is removed with the other rules of the pool. Does nothing with the setting `ssh_from`, or if there is such a
+        rule.
+
+        Raises:
+            ProviderError: The rules could not be read, the rule could not be created, or the address is not known.
+        """
+        if self.settings.ssh_from:
+            return
+        [network] = networks(None)
+        there = [rule for rule, _ in _client.described(self._calls.firewalls, instance.pool)]
+        known = {rule.name for rule in there}
+        for rule in filter(None, (_requests.admitting(each, network) for each in there)):
+            if rule.name not in known:
+                what = f"the firewall rule {rule.name}"
+                insist(self._calls, what, partial(self._calls.firewalls.insert, rule, what), _MADE)
+
     def _place_together(self, offer: Offer, order: Order) -> list[str]:
         """Create the placement policy for the machines. Return its path in a list; [] if the type supports none."""
         if catalog.family(offer.instance_type) not in FACTS["placed"]:

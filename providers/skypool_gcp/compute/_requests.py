@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import uuid
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,8 @@ _SHORTEST_RUN = 30.0
 _LONGEST_RUN = 120 * 86400.0
 """The longest `maxRunDuration` in seconds: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
 
+_LET_SSH_IN = "let-ssh-in"
+"""The end of the name of the firewall rule that allows ssh."""
 _ALLOW = 500
 """The priority of firewall rules that allow traffic. A lower number has precedence."""
 
@@ -408,7 +411,7 @@ def firewall_rules(settings: Settings, order: Order, networks: Sequence[str]) ->
     tag = _api.tag(order)
     rules = [
         compute_v1.Firewall(
-            name=_rule_name(order, "let-ssh-in"),
+            name=_rule_name(order, _LET_SSH_IN),
             description=_tags_of_session(order),
             network=settings.path(),
             direction="INGRESS",
@@ -468,6 +471,29 @@ def workload_policy(order: Order, *, name: str, topology: str) -> compute_v1.Res
             type_="HIGH_THROUGHPUT",
             accelerator_topology=topology,
         ),
+    )
+
+
+def admitting(rule: compute_v1.Firewall, network: str) -> compute_v1.Firewall | None:
+    """Build a firewall rule that allows ssh from a further network to the machines of a rule of `firewall_rules`.
+
+    Returns None if the given rule is another one, or allows that network itself.
+
+    Args:
+        network: An IPv4 address as a network, such as "203.0.113.7/32".
+    """
+    if not rule.name.endswith(_LET_SSH_IN) or network in rule.source_ranges:
+        return None
+    address = int(ipaddress.IPv4Network(network).network_address)
+    return compute_v1.Firewall(
+        name=f"{rule.name.removesuffix(_LET_SSH_IN)}in{address:08x}",  # as long as the name of the other rule
+        description=rule.description,
+        network=rule.network,
+        direction="INGRESS",
+        priority=_ALLOW,
+        source_ranges=[network],
+        target_tags=[*rule.target_tags],
+        allowed=[compute_v1.Allowed(I_p_protocol="tcp", ports=["22"])],
     )
 
 
