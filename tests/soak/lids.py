@@ -43,11 +43,13 @@ from tests.soak import _clocks
 ROOT = Path(__file__).parents[2]
 KINDS = ("client",)
 TROUBLES = (
-    "runner", "runners", "paused", "stopped", "agent", "agent-paused", "agent-stopped", "livelock", "lies", "memory",
-    "program", "worker", "link", "disk", "clock", "limit",
+    "runner", "runners", "paused", "stopped", "agent", "agent-paused", "agent-stopped", "livelock", "spin", "lies",
+    "memory", "program", "worker", "link", "disk", "clock", "limit",
 )  # fmt: skip
-LONG = ("stopped", "livelock", "lies", "agent-stopped")
+LONG = ("stopped", "livelock", "spin", "lies", "agent-stopped")
 """The kinds that take over a minute."""
+PLANTS = ("livelock", "spin", "lies", "memory")
+"""The kinds for which a runner has code of its own."""
 LEASE = 25.0
 """Seconds. Agents replace a runner only after a minute of silence, for which kinds with one have `LONG_LEASE`."""
 LONG_LEASE = 100.0
@@ -85,7 +87,7 @@ os._exit({status})
 PLANTED = '''
 
 def _planted(self, run=RunnerProcess.run):
-    """A trouble that a file in the folder of the run asks for."""
+    """Trouble the runner as a file in the folder of the run asks for."""
 
     def spin():
         while True:
@@ -104,13 +106,15 @@ def _planted(self, run=RunnerProcess.run):
         kept = []
         while True:
             time.sleep(0.05)
-            for kind in ("livelock", "memory", "lies"):
+            for kind in ("livelock", "spin", "memory", "lies"):
                 try:
                     os.unlink(self._folder / f"plant-{kind}")
                 except FileNotFoundError:
                     continue
                 if kind == "livelock":
                     Loop.shared().loop.call_soon_threadsafe(spin)
+                elif kind == "spin":
+                    self._step = lambda event: spin()
                 elif kind == "memory":
                     kept.append(b"x" * (600 << 20))
                 else:
@@ -162,7 +166,7 @@ class World:
         self.folder.mkdir(parents=True)
         self.name = f"lid-{os.getpid()}-{self.folder.name}"
         self.lifetime = SHORT if self.kind == "limit" else LIFETIME
-        self.lease = LONG_LEASE if self.kind in ("paused", "stopped", "livelock", "lies", "memory") else LEASE
+        self.lease = LONG_LEASE if self.kind in ("paused", "stopped", *PLANTS) else LEASE
         self.cloud = FakeCloud(self.folder / "cloud", [Stock("small", USD_PER_HOUR)])
         list(self.cloud.offers(Need()))
         with contextlib.ExitStack() as stack:
@@ -185,6 +189,8 @@ class World:
         self.lines = self.chance.randint(1, 60)
         self.width = self.chance.choice((0, 10, 3000))
         seconds = self.chance.uniform(0, 6) if self.kind == "client" else self.chance.uniform(6, 10)
+        if self.kind == "livelock":
+            seconds += 80  # a runner that is stuck is replaced meanwhile
         words = {"trouble": self.kind, "lines": self.lines, "width": self.width, "pause": seconds / self.lines}
         (self.project / "train.py").write_text(PROGRAM.format(**words, status=STATUS))
 
@@ -217,7 +223,7 @@ class World:
         run = [f"{self.lease:g}", "run", "--detach", "--provider", "fake", "--name", self.name, "--budget", "5"]
         run += ["--max-lifetime", f"{self.lifetime:g}s", "--keep", f"{KEEP:g}s", "train.py"]
         argv = [python, "-m", "tests.soak.lids", "--client", json.dumps(run)]
-        source = self.planted if self.kind in ("livelock", "lies", "memory") else ROOT
+        source = self.planted if self.kind in PLANTS else ROOT
         with (self.folder / "said").open("wb") as out:
             self.process = subprocess.Popen(
                 argv, cwd=self.project, env=self.env(source=source), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
@@ -390,6 +396,8 @@ class World:
     def _printed(self) -> str | None:
         """Return all output, as `skypool logs` prints it; None if the machine has ended before."""
         done = self.skypool("logs", self.name)
+        if "fake does not list it any more" in done.stderr:
+            return None
         if done.returncode == 0:
             return done.stdout
         if self.machines and self.kind not in ("agent", "agent-stopped"):
@@ -423,7 +431,7 @@ class World:
             self._pause(self._agent(), None if kind == "agent-stopped" else chance.uniform(0.1, LEASE / 3))
         elif kind == "agent":
             _end(self._agent())
-        elif kind in ("livelock", "lies", "memory"):
+        elif kind in PLANTS:
             self._runner()
             (self.place / f"plant-{kind}").touch()
         elif kind in ("program", "worker"):
