@@ -49,7 +49,7 @@ def lines(record: Record, follow: bool) -> Iterator[LogLine | None]:
         match each:
             case Seen(found, about):
                 if is_first:
-                    line, is_first = record.lines[0], False
+                    line, is_first = (record.running or record.lines)[-1], False
                     output.note(f"from the machine of run {name}, {line.provider} {line.id}:")
                 made.has_ranks = about is not None and about.procs is not None
                 note_found(known, record, found)

@@ -331,7 +331,7 @@ class World:
         """Cut the connections of the client to its machine, and let none be made for a while."""
         self._wait(lambda: self.machines or self.process.poll() is not None, "the machine")
         time.sleep(self.chance.uniform(0.5, 3.0))
-        seconds = self.chance.choice((0.1, 0.5, 2.0, 8.0, 15.0, 100.0))
+        self.cut = seconds = self.chance.choice((0.1, 0.5, 2.0, 8.0, 15.0, 100.0))
         for home in self.machines:
             machine.hush(str(home))
             for each in _children(self.process.pid):
@@ -476,6 +476,8 @@ class World:
     def _check_none(self) -> None:
         """Compare a run that was never committed."""
         self.end = "before the commit"
+        if self.kind == "link":
+            print(f"{self.folder.name}: cut {self.cut:g} s: {self._said()[-700:]}", flush=True)
         self._wait(lambda: not self.cloud.instances(), "the end of all machines")
         items = self._items()
         for item in items:
