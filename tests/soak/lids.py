@@ -249,7 +249,7 @@ class World:
     @property
     def place(self) -> Path:
         """The folder of the run on its machine."""
-        home = self.machines[0] if self.machines else self.folder / "none"
+        home = self.machines[-1] if self.machines else self.folder / "none"  # others were given up before
         return home / "home" / ".skypool" / "heads" / f"{self.name}-1"
 
     def _items(self) -> list[Item]:
@@ -494,8 +494,7 @@ class World:
     ) -> None:
         """Compare a committed run whose machine has ended."""
         items = self._items()
-        [item] = items
-        ended = item.ended or 1e12
+        ended = max(each.ended or 1e12 for each in items)
         told = json.loads(done.stdout) if done.stdout.startswith("{") else {}
         self.end = f"after the commit: {told.get('state')} {told.get('returncode')}"
         if ended > self.written + LATE:
