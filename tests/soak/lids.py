@@ -27,7 +27,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -371,6 +371,19 @@ class World:
         status: list[stored.RunStatus] = []
         watching = threading.Thread(target=self._watch, args=(status,))
         watching.start()
+        # from before the trouble, as the machine may soon be gone after it
+        with ThreadPoolExecutor(1) as another:
+            waits = another.submit(self.skypool, "wait", "--json", self.name, most=self.lifetime + PATIENCE)
+            printed, has_followed = self._look_in(waits)
+            done = waits.result()
+        if self.chance.random() < 0.5 and not self.has_gc:
+            self.skypool("down", self.name, "--yes")
+        self._wait(lambda: not self.machines, "the end of the machine", self.lifetime + LATE + PATIENCE)
+        watching.join()
+        self._compare(done, status, printed, has_followed)
+
+    def _look_in(self, waits: Future[subprocess.CompletedProcess[str]]) -> tuple[str | None, bool]:
+        """Trouble the run, follow its output, and read that when it is over. Return it, and whether it was followed."""
         logs = None
         if self.kind in ("client", "runner", "paused"):
             argv = [sys.executable, "-m", "skypool", "logs", "-f", self.name]
@@ -379,7 +392,7 @@ class World:
         try:
             if self.kind not in ("client", "link"):
                 self._trouble()
-            done = self.skypool("wait", "--json", self.name, most=self.lifetime + PATIENCE)
+            waits.result()
             printed = self._printed()
             if logs is not None:
                 logs.wait(PATIENCE)
@@ -387,11 +400,7 @@ class World:
             if logs is not None:
                 logs.kill()
                 logs.wait()
-        if self.chance.random() < 0.5 and not self.has_gc:
-            self.skypool("down", self.name, "--yes")
-        self._wait(lambda: not self.machines, "the end of the machine", self.lifetime + LATE + PATIENCE)
-        watching.join()
-        self._compare(done, status, printed, logs is not None)
+        return printed, logs is not None
 
     def _printed(self) -> str | None:
         """Return all output, as `skypool logs` prints it; None if the machine has ended before."""
