@@ -166,6 +166,8 @@ class World:
         self.folder.mkdir(parents=True)
         self.name = f"lid-{os.getpid()}-{self.folder.name}"
         self.lifetime = SHORT if self.kind == "limit" else LIFETIME
+        self.silent = self.chance.choice((0.0, 0.0, 1.0, LEASE + 2)) if self.kind == "client" else 0.0
+        self.keep = KEEP + self.silent  # so that the machine of a run that is soon over is still there then
         self.lease = LONG_LEASE if self.kind in ("paused", "stopped", *PLANTS) else LEASE
         self.cloud = FakeCloud(self.folder / "cloud", [Stock("small", USD_PER_HOUR)])
         list(self.cloud.offers(Need()))
@@ -221,7 +223,7 @@ class World:
     def _begin(self) -> None:
         python = str(self.clock.python) if self.kind == "clock" else sys.executable
         run = [f"{self.lease:g}", "run", "--detach", "--provider", "fake", "--name", self.name, "--budget", "5"]
-        run += ["--max-lifetime", f"{self.lifetime:g}s", "--keep", f"{KEEP:g}s", "train.py"]
+        run += ["--max-lifetime", f"{self.lifetime:g}s", "--keep", f"{self.keep:g}s", "train.py"]
         argv = [python, "-m", "tests.soak.lids", "--client", json.dumps(run)]
         source = self.planted if self.kind in PLANTS else ROOT
         with (self.folder / "said").open("wb") as out:
@@ -314,11 +316,10 @@ class World:
         if moment != "start":
             self._wait(lambda: self._has_come(moment) or self.process.poll() is not None, f"the {moment}")
         time.sleep(self.chance.uniform(0, most))
-        silent = self.chance.choice((0.0, 0.0, 1.0, LEASE + 2))
         with contextlib.suppress(ProcessLookupError):
-            if silent:
+            if self.silent:
                 os.killpg(self.process.pid, signal.SIGSTOP)
-                time.sleep(silent)
+                time.sleep(self.silent)
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.killed = time.time()
@@ -550,8 +551,10 @@ class World:
         if logs and (followed := (self.folder / "printed").read_text()) != self.output:
             notes = (self.folder / "notes").read_text()
             self.wrong.append(f"`logs -f` has printed {len(followed)} of {len(self.output)} characters: {notes}")
-        if self.kind != "clock" and ended > found.ended + KEEP + TO_END:
-            self.wrong.append(f"the machine has ended {ended - found.ended - KEEP:.1f} s after the run and `--keep`")
+        if self.kind != "clock" and ended > found.ended + self.keep + TO_END:
+            self.wrong.append(
+                f"the machine has ended {ended - found.ended - self.keep:.1f} s after the run and `--keep`"
+            )
 
     def _check_money(self, items: list[Item], is_exact: bool) -> None:
         """Compare the receipt and the worst bill with the cloud's bill."""
