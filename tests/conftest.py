@@ -66,8 +66,8 @@ LONGEST = """
 """.split()  # noqa: SIM905 - as a list it is 35 lines and says no more
 """Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
 LONGEST_SLOW = """
-    checkpoints_soak drains_soak detached_run folder_saver aws_pools save soak temporary_credentials docs save_lab ends
-    data_lab hand_over runner runner_watch gcs aws_failover gce_pools vastai_pools tpu_pools verda_pools replay
+    checkpoints_soak lids_soak drains_soak detached_run folder_saver aws_pools save soak temporary_credentials docs ends
+    save_lab data_lab hand_over runner runner_watch gcs aws_failover gce_pools vastai_pools tpu_pools verda_pools replay
     runpod_pools remote dask skypilot_aws prove aws_prove fuzz recording files_lab guides stacks prove_labs driver_kit
     gcp_permissions awscli ssh linger troubleshooting gangs nets libcloud_ec2 bad_luck gcp_groups slots recipes
     google_tpu observers rental otlp image_script gcp_tpu image_lab guard network_check libcloud_gce hostile_nodes

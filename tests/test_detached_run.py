@@ -315,6 +315,30 @@ def checked(cloud: FakeCloud, name: str) -> WholeRun:
     return whole
 
 
+@pytest.mark.slow
+def test_a_run_is_handed_over_to_the_machine_that_replaces_one_that_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / f"p{secrets.token_hex(3)}"
+    project.mkdir()
+    (project / "train.py").write_text("print('done'); raise SystemExit(3)")
+    monkeypatch.chdir(project)
+    name = f"second-{secrets.token_hex(3)}"
+    with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0)]) as cloud:
+        whole = checked(cloud, name)
+        cloud.control.never_boot()
+        assert whole.run() == 0
+        said = subprocess.run(skypool("wait", name), capture_output=True, text=True, timeout=60)
+        assert (said.returncode, f"run {name} ended with status 3" in said.stdout) == (3, True)
+        said = subprocess.run(skypool("logs", name), capture_output=True, text=True, timeout=60, check=True)
+        assert said.stdout == "done\n"
+        assert "from the machine of run" in said.stderr
+        assert "i-0002" in said.stderr
+        done = subprocess.run(skypool("down", "--yes", name), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert cloud.count() == 0
+
+
 @pytest.mark.parametrize("asks", ["ps", "down"])
 def test_a_command_asks_a_rented_machine_how_its_run_stands_and_records_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str

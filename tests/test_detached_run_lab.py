@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from skypool.runs.whole_run import Asked, WholeRun
 from tests.conftest import eventually
 from tests.handed_runs import record_of
 from tests.lab.machines import Lab, Machine
+from tests.secret_search import in_memory
 from tests.test_detached_run import skypool
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
@@ -66,13 +68,24 @@ def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the
     machine.wait_for_ssh()
     before = set(machine.processes().values())
     name = f"alone-{secrets.token_hex(3)}"
-    token = secrets.token_hex(16)
+    token, account = secrets.token_hex(16), secrets.token_hex(20)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", account)
     detach(lab, machine, tmp_path / name, PROGRAM, monkeypatch, TOKEN=token)
     known = Ledger.here()
     session = record_of(name).session
     assert ask_machines(known, known.open_pools()) == {}
     seen = run_of(name).seen
     assert seen is not None
+    text = b"".join(lab.client_key.read_bytes().splitlines()[1:-1])
+    looked_for = {
+        "the private key": base64.b64decode(text)[-120:-60],
+        "its text": lab.client_key.read_bytes().splitlines()[2],
+        "an account": account.encode(),
+        "TOKEN": token.encode(),
+    }
+    found = {pid: in_memory(pid, looked_for) for pid in machine.processes()}
+    assert {"TOKEN"} in found.values(), "the search finds what is there"
+    assert set().union(*found.values()) == {"TOKEN"}
     machine.cut()
     told = ask_machines(known, known.open_pools())
     assert told[session].startswith("its machine could not be asked: ")
@@ -96,6 +109,7 @@ def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the
             data = each.read_bytes()
             assert key not in data, each
             assert token.encode() not in data, each
+            assert account.encode() not in data, each
     machine.destroy()
 
 

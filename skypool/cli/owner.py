@@ -95,7 +95,7 @@ def say_source(record: Record) -> None:
 
 def source_of(record: Record) -> str:
     """Return where what is read of a run on its machine comes from, as words."""
-    line = (record.running or record.lines or (None,))[0]
+    line = (record.running or record.lines or (None,))[-1]
     machine = "" if line is None else f", {line.provider} {line.id}"
     return f"from the machine of run {record.pool}{machine}"
 

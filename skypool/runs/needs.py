@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from skypool.errors import ProtocolError, UsageError
+from skypool.errors import ProtocolError, SkypoolError, UsageError
 from skypool.head.states import Claim
 from skypool.rental.handover import Handover
 from skypool.runs import stored
@@ -65,6 +65,9 @@ class Needs:
         on_end: str = "",
     ) -> Needs:
         """Return the needs of a runner on the only machine of a pool."""
+        if len(handover.nodes) != 1:
+            count = f"{len(handover.nodes) or 'no'} machines"
+            raise SkypoolError(f"the run was not started, as pool {handover.record.pool!r} has {count} that are ready")
         [node] = handover.nodes
         folder = stored.place_of(node.access, claim)
         here = replace(node, access=replace(node.access, transport=Subprocess(), env={}))

@@ -37,7 +37,8 @@ class OwnedMachine:
         self._place = messages.Place(needs.folder, keep)
         self._engine = pool._sender.working()
         self._needs = replace(needs, ends=account.ends, limit=account.limit, keep=keep)
-        [self._node] = pool.nodes
+        [held] = needs.handover.nodes  # the pool may have had other nodes, which have ended
+        self._node = held.instance.node
 
     def follow(self, hear: Callable[[ClientEvent | ConnectionLost], None]) -> None:
         """Have a function called with what happens, in any thread: answers, new connections, and the machine's loss."""

@@ -42,7 +42,7 @@ def access_of(record: Record, found: Sequence[gc.Found] | None = None) -> Access
     """
     if not record.lines:
         raise NotListed("no machine was rented for it")
-    line = (record.running or record.lines)[0]
+    line = (record.running or record.lines)[-1]  # the last one, as others were given up before the run
     drivers = [registry.made(note) for note in record.notes if note["provider"] == line.provider]
     there: list[tuple[Driver, Instance]]
     if found is None:
