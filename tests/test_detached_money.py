@@ -85,7 +85,7 @@ def handed(supply: Supply, seconds: float = 1e6) -> RunAccount:
 def test_a_run_is_not_given_to_a_machine_that_is_billed_after_its_end(
     cloud: FakeCloud, endless: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = r"endless gpu cannot end its own cost.*gc --yes.*choose another provider=, or leave detach= out"
+    said = r"endless gpu cannot end its own cost.*gc --yes.*choose another provider=, or leave detach=True out"
     with pytest.raises(UsageError, match=said):
         check({"provider": endless}, max_lifetime=3600.0)
     with pytest.raises(UsageError, match=said):

@@ -73,9 +73,13 @@ class Project:
     @property
     def copy(self) -> Path:
         """The folder in which the program runs."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        [found] = (cache / "skypool" / "runs" / "projects").glob(f"{self.folder.name}-*")
+        [found] = self.cache.glob(f"{self.folder.name}-*")
         return found
+
+    @property
+    def cache(self) -> Path:
+        """The folder with the copies of projects."""
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "skypool" / "runs" / "projects"
 
     @property
     def runners(self) -> list[int]:

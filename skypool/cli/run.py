@@ -26,7 +26,7 @@ _WRONG = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
 _OWN = frozenset({
     "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
     "--save", "--data", "--disk", "--on-notice", "--budget", "--best-effort", "--max-price", "--max-lifetime",
-    "--linger", "--dry-run", "--detach", "--keep", "--on-end",
+    "--linger", "--dry-run", "--detach", "--attached", "--keep", "--on-end",
 })  # fmt: skip
 """Options of skypool that few programs have."""
 
@@ -166,11 +166,21 @@ def run(
     new: Annotated[bool, typer.Option("--new", help="Rent machines though an earlier run has left some.")] = False,
     detach: Annotated[
         bool,
-        typer.Option("--detach", help="Hand the run over to its machine, and return: needs a budget or a lifetime."),
+        typer.Option(
+            "--detach", help="Return as soon as the run belongs to its machine: needs a budget or a lifetime."
+        ),
+    ] = False,
+    attached: Annotated[
+        bool,
+        typer.Option(
+            "--attached", help="End the run with this terminal, also if it has a limit and could go on without it."
+        ),
     ] = False,
     keep: Annotated[
         str | None,
-        typer.Option("--keep", help="With --detach: how long the machine stays after the run, with its output: 1h."),
+        typer.Option(
+            "--keep", help="How long the machine of a run that belongs to it stays after the run, with its output: 1h."
+        ),
     ] = None,
     on_end: Annotated[
         str,
@@ -196,6 +206,8 @@ def run(
     error: BaseException | None = None
     whole: WholeRun | None = None
     try:
+        if attached and detach:
+            raise UsageError("--attached and --detach exclude each other; leave one out")
         target = Target.of(words)
         place = Place(endpoint, bucket_region, tuple(filter(None, keys.split(","))), role, identity)
         folders, buckets = named(save or (), place)
@@ -215,7 +227,7 @@ def run(
             rent, nodes, procs, packages or (), _variables(env or ()), secret or (), include or (),
             folders, name, budget, _duration("--max-lifetime", max_lifetime), yes,
             _duration("--linger", linger), new, node, best_effort, buckets, complete or (), place,
-            sources, on_notice, detach, _duration("--keep", keep), on_end,
+            sources, on_notice, detach, _duration("--keep", keep), on_end, None if detach else not attached,
         )  # fmt: skip
         whole = WholeRun(target, asked, tell)
         _tell_options(words, tell)
@@ -235,7 +247,7 @@ def run(
         error = e
         status, is_signalled = e.code if isinstance(e.code, int) else FAILED, not tell.has_signalled
     finally:
-        if whole is not None and whole.has_rented and not whole.is_detached:
+        if whole is not None and whole.has_rented and not whole.goes_on:
             unread = tell.failure is not None and not is_signalled
             tell.ends(1 if unread else status, whole.spent, whole.seconds, whole.returncode, whole.limit)
             whole.post_end(error, tell.masked)
@@ -243,7 +255,9 @@ def run(
             tell.close()
         except KeyboardInterrupt:  # Ctrl-C in a pager reaches this process, too; a second one counts
             tell.close()
-    if is_signalled and whole is not None and whole.is_detached:  # the signal came too late to cancel the run
+    if (
+        is_signalled and detach and whole is not None and whole.is_detached
+    ):  # the signal came too late to cancel the run
         status = 0
     if tell.failure is not None and not is_signalled:  # a closed terminal sends a signal, and shows nothing any more
         raise tell.failure

@@ -87,6 +87,10 @@ class Lines(Teller):
         """Why stdout cannot be written any more; None if it can."""
         return self._out.failure
 
+    @property
+    def is_unread(self) -> bool:
+        return self.failure is not None
+
     def output(self, rank: int, stream: int, data: bytes) -> None:
         (self._out if stream == 1 else self._err).put(rank, stream, data, wait=True)
 
@@ -244,7 +248,13 @@ class Json(Lines):
         )  # fmt: skip
 
     def rents(
-        self, plan: Plan, budget: float | None, lifetime: float | None, pool: str, spot_price: float | None = None
+        self,
+        plan: Plan,
+        budget: float | None,
+        lifetime: float | None,
+        pool: str,
+        spot_price: float | None = None,
+        attached: str = "",
     ) -> None:
         best = plan.offers[0]
         usd, ends = bounds(plan, budget, lifetime, spot_price)
@@ -253,7 +263,7 @@ class Json(Lines):
             "plan", pool=pool, provider=best.provider, type=best.instance_type, accelerator=accelerator,
             market=best.market, region=best.region, zone=best.zone, nodes=plan.nodes[0],
             usd_per_hour=plan.usd_per_hour, most_usd=usd,
-            ends_by=None if ends is None else ends.isoformat(timespec="seconds"),
+            ends_by=None if ends is None else ends.isoformat(timespec="seconds"), attached=attached or None,
         )  # fmt: skip
 
     def uses(self, pool: str, seconds: float | None, usd_per_hour: float) -> None:
@@ -265,6 +275,9 @@ class Json(Lines):
 
     def detached(self, pool: str, seconds: float, worst_usd: float, folder: str, is_kept: bool = True) -> None:
         self._tell("detached", pool=pool, seconds=round(seconds, 3), worst_usd=worst_usd, folder=folder)
+
+    def watches(self, pool: str, seconds: float, worst_usd: float, stay: float) -> None:
+        self._tell("watches", pool=pool, seconds=round(seconds, 3), worst_usd=worst_usd, stay=round(stay, 3))
 
     def starts(self, pool: str, boot: float, environment: float, usd: float | None) -> None:
         boot, environment = round(boot, 3), round(environment, 3)

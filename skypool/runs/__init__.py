@@ -3,6 +3,7 @@
 - `target`: what is run, as words of a command line.
 - `node_folders`: where a node keeps projects and environments.
 - `environment`: makes the Python environment of a project on a node.
+- `unsaved_files`: finds what a program has written elsewhere.
 - `node_program`: runs the program on a node, and writes its output to files there.
 - `output_files`: the format of these files. `follow_end` sends them from a node, and `follow` reads them here.
 - `output_spool`: keeps output here until it is shown.
@@ -26,6 +27,7 @@ A run that is handed over to its machine, by the state machines of `head`:
 - `reaching`: finds the way to the machine of a run. `looking`: looks in at a run there, through lost connections.
   `look_end`: sends what the machine has.
 - `detached_run`: `DetachedRun`, what `sky.run(…, detach=True)` and `sky.Run.get` return.
+- `watched_run`: shows such a run in the terminal that has started it, and ends its machine.
 - `machine_end`: ends the machine of a run from another process, and proves it.
 - `observing`: observes a run there: its node, what its processes do, and its history. `ask_end` asks its runner, and
   `history_end` sends the history.
@@ -77,5 +79,7 @@ __all__ = [
     "stored",
     "target",
     "teller",
+    "unsaved_files",
+    "watched_run",
     "whole_run",
 ]

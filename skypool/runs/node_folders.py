@@ -11,15 +11,12 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from skypool import runtime
 from skypool.safety import private, removal
-from skypool.safety.never_sent import is_cache
 
-_MOST_NAMED = 1000
-"""The most files that are told because they are not saved."""
 _COARSEST = 2.0
 """The most seconds between two ticks of the clock of a file system."""
 _KEPT = 14 * 86400.0
@@ -180,27 +177,6 @@ def _tick(folder: str) -> int:
         os.utime(folder)
         now = os.stat(folder).st_ctime_ns
     return now
-
-
-def unsaved(copy: str, since: int, saved: Sequence[str]) -> list[tuple[str, int]]:
-    """Return the files of a project that were written since its program began, as (path, size), the largest first.
-
-    Args:
-        since: the time of the beginning, as from `begun`.
-        saved: the folders below the project that are fetched or saved, which are left out.
-    """
-    found = []
-    for folder, folders, names in os.walk(copy):
-        below = os.path.relpath(folder, copy)
-        folders[:] = [
-            each for each in folders if not is_cache(each) and os.path.normpath(f"{below}/{each}") not in saved
-        ]
-        for name in names:
-            with contextlib.suppress(OSError):
-                about = os.lstat(os.path.join(folder, name))
-                if about.st_ctime_ns >= since and about.st_size and stat.S_ISREG(about.st_mode):
-                    found.append((os.path.normpath(f"{below}/{name}"), about.st_size))
-    return sorted(found, key=lambda each: -each[1])[:_MOST_NAMED]
 
 
 def _marks(copy: str) -> Path:

@@ -29,12 +29,15 @@ class OwnedMachine:
         pool: the pool.
         needs: what the runner needs.
         account: the run in the ledger and at the provider. It has the digest of the heir.
-        keep: the seconds that the machine stays after the run.
+        keep: the seconds before its end for which the program ends, so that its machine stays so long.
+        stay: the most seconds that the machine stays after the run if there is time for that; None for `keep`.
     """
 
-    def __init__(self, pool: ComputePool, needs: Needs, account: RunAccount, keep: float = 0.0) -> None:
+    def __init__(
+        self, pool: ComputePool, needs: Needs, account: RunAccount, keep: float = 0.0, stay: float | None = None
+    ) -> None:
         self._pool, self._account = pool, account
-        self._place = messages.Place(needs.folder, keep)
+        self._place = messages.Place(needs.folder, keep if stay is None else stay)
         self._engine = pool._sender.working()
         self._needs = replace(needs, ends=account.ends, limit=account.limit, keep=keep)
         [held] = needs.handover.nodes  # the pool may have had other nodes, which have ended

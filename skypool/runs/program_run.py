@@ -39,7 +39,7 @@ from skypool.files.transfer import NodeEnd
 from skypool.pool.saving import Saving
 from skypool.pool.states import Phase
 from skypool.pool.watch import Watches
-from skypool.runs import environment, node_folders, node_program
+from skypool.runs import environment, node_folders, node_program, unsaved_files
 from skypool.runs.follow import Follower, stop
 from skypool.runs.own_thread import in_thread
 from skypool.runs.target import Target
@@ -100,6 +100,23 @@ class ProgramCall:
         call.options = call.options.of_attempt(attempt) if attempt else call.options
         nodes = [*self.places]
         return pool.send(call, node=nodes if self.procs is not None else nodes[0])
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """What is known of the project on a node before its program starts.
+
+    Attributes:
+        copy: the folder of the project there.
+        since: when the program began, in nanoseconds by the clock of the node's file system.
+        known: the file of the node with what was there then.
+        saved: the folders below the project that are fetched or saved, or hold data.
+    """
+
+    copy: str
+    since: int
+    known: str
+    saved: tuple[str, ...]
 
 
 @dataclass
@@ -406,14 +423,17 @@ class ProgramRun:
 
     def log(self, rank: int, stream: int, data: bytes) -> None:
         """Keep output, which has no secrets any more, in the logs of the pool. Each process has a thread of its own."""
+        self._watches.hear(self.printed(rank, stream, data), is_hidden=True)  # it is shown in another way
+
+    def printed(self, rank: int, stream: int, data: bytes) -> events.Output:
+        """Return output as it is kept in logs."""
         decoder = self._decoders.setdefault((rank, stream), codecs.getincrementaldecoder("utf-8")("replace"))
         number, slot = divmod(rank, self.procs or 1)
-        node = self._ends[number].node
-        printed = events.Output(
-            pool=self.pool.name, node=node, slot=slot, call=0, stream=stream, function=self.target.name,
-            text=printable(decoder.decode(data), colours=self._colours), rank=rank if self.procs else None,
+        return events.Output(
+            pool=self.pool.name, node=self._ends[number].node, slot=slot, call=0, stream=stream,
+            function=self.target.name, text=printable(decoder.decode(data), colours=self._colours),
+            rank=rank if self.procs else None,
         )  # fmt: skip
-        self._watches.hear(printed, is_hidden=True)  # it is shown in another way
 
     def interrupt(self) -> None:
         """Interrupt the program. `run` then raises CancelledError. Any thread may call this."""
@@ -436,23 +456,11 @@ class ProgramRun:
         errors: list[SkypoolError] = []
 
         def pull(end: NodeEnd, target: Path) -> None:
+            since, known = self._since[end.node], self._known[end.node]
             try:
-                transfer.pull(
-                    end,
-                    there,
-                    str(target),
-                    patience=self._patience,
-                    progress=_Names(self._names, target),
-                    since=self._since[end.node],
-                    known=self._known[end.node],
-                    settled=settled,
-                    no_git=True,
-                )
+                fetch_from(end, there, target, self._names, since, known, settled, self._patience)
             except SkypoolError as e:
-                if not str(e).endswith(f"{there}: No such file or directory"):
-                    errors.append(e)
-            except OSError as e:
-                errors.append(TransferError(f"{target}: {e}", end.node))
+                errors.append(e)
 
         pulls = []
         for nodes in self._places.values():  # nodes with one folder have the same files
@@ -472,24 +480,33 @@ class ProgramRun:
             raise errors[0] if len(errors) == 1 else together("files could not be fetched from some nodes", errors)
         return len(self._names)
 
+    def left_behind(self) -> LeftBehind:
+        """Return what is needed to fetch from the only node when the pool is not ours any more."""
+        [end] = self._ends
+        return LeftBehind(end.folder, self._since[end.node], self._known[end.node], tuple(self._left(end)))
+
+    def _left(self, end: NodeEnd) -> list[str]:
+        """Return the folders below the project on a node that are fetched or saved, or hold data."""
+        folders = (
+            [each.path for each in self.buckets] + [each.path for each in self.data] + [self.saved] * bool(self.saved)
+        )
+        states = self._saving.states().items()
+        asides = [each.aside for (node, _), each in states if each.aside and node == end.node]
+        return [os.path.normpath(os.path.join(self.target.folder, each)) for each in folders] + [
+            os.path.relpath(each, end.folder) for each in asides
+        ]
+
     def unsaved(self) -> list[tuple[str, int]]:
         """Return large files that the program wrote into the project outside of `saved`, as (path, bytes).
 
         Waits 5 s at most. A node that does not answer has no such files.
         """
-        folders = (
-            [each.path for each in self.buckets] + [each.path for each in self.data] + [self.saved] * bool(self.saved)
-        )
-        saved = [os.path.normpath(os.path.join(self.target.folder, each)) for each in folders]
-        states = self._saving.states()
-        asides = {(node, each.aside) for (node, _), each in states.items() if each.aside}
         found: list[tuple[str, int]] = []
         until = time.monotonic() + _TO_LOOK
         asked = []
         for nodes in self._places.values():
             place, end = next((place, end) for place, end in enumerate(self._ends) if end.node == nodes[0])
-            left = saved + [os.path.relpath(path, end.folder) for node, path in asides if node == end.node]
-            look = compute(node_folders.unsaved, output="silent")(end.folder, self._since[end.node], left)
+            look = compute(unsaved_files.unsaved, output="silent")(end.folder, self._since[end.node], self._left(end))
             with suppress(SkypoolError):  # it is lost
                 asked.append((place, self.pool.send(look, node=end.node)))
         for place, future in asked:
@@ -568,6 +585,38 @@ class ProgramRun:
                 self.tell(f"some output of rank {rank} is missing: {each.missing}")
             elif not is_whole:
                 self.tell(f"the end of the output of rank {rank} did not come: its last lines may be missing")
+
+
+def fetch_from(
+    end: NodeEnd, there: str, target: Path, names: set[str], since: int, known: str, settled: bool, patience: float
+) -> None:
+    """Fetch the new files of a folder of a node, and add their names to `names`. No such folder has none.
+
+    Args:
+        since, known: as `transfer.pull` takes them.
+        settled: True to leave a file that is being written for a later time if the one here is larger.
+        patience: seconds without progress after which the node is given up.
+
+    Raises SkypoolError if files could not be fetched.
+    """
+    progress = _Names(names, target)
+    try:
+        transfer.pull(
+            end,
+            there,
+            str(target),
+            patience=patience,
+            progress=progress,
+            since=since,
+            known=known,
+            settled=settled,
+            no_git=True,
+        )
+    except SkypoolError as e:
+        if not str(e).endswith(f"{there}: No such file or directory"):
+            raise
+    except OSError as e:
+        raise TransferError(f"{target}: {e}", end.node) from e
 
 
 def exit_status(status: int) -> int:

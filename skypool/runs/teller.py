@@ -20,6 +20,7 @@ from skypool.model import Offer
 from skypool.offers.ranking import Plan
 from skypool.rental.budget import highest_price
 from skypool.runs.rank_lines import RankLines
+from skypool.runs.stored import KeptFolder
 from skypool.runs.target import Target
 from skypool.wire.save_orders import DRAIN, FolderState
 
@@ -114,6 +115,11 @@ class Teller(ABC):
     def ask(self, question: str) -> bool | None:
         """Ask the user. Return True for a yes, and None if nobody can be asked."""
 
+    @property
+    def is_unread(self) -> bool:
+        """True if nobody can read the output any more, as after `| head`."""
+        return False
+
     @abstractmethod
     def watching(self, pool: ComputePool) -> AbstractContextManager[Callable[[], None]]:
         """Return a context manager in which `pool` runs. It yields a function to call when the program has ended."""
@@ -166,12 +172,20 @@ class Teller(ABC):
         self.note(f"project  {files}, {decimal(survey.bytes)}{', ' + about if about else ''}{unsent}")
 
     def rents(
-        self, plan: Plan, budget: float | None, lifetime: float | None, pool: str, spot_price: float | None = None
+        self,
+        plan: Plan,
+        budget: float | None,
+        lifetime: float | None,
+        pool: str,
+        spot_price: float | None = None,
+        attached: str = "",
     ) -> None:
         """Tell what is rented, and which limits it has. `pool` is the name of the pool to be.
 
-        `spot_price` is the price in USD per hour to which that of a spot machine may rise; None if only a budget limits
-        it.
+        Args:
+            spot_price: the price in USD per hour to which that of a spot machine may rise; None if only a budget limits
+                it.
+            attached: why the run ends with this process; "" if it does not, or that needs not be told.
         """
         best, nodes = plan.offers[0], plan.nodes[0]
         usd, ends = bounds(plan, budget, lifetime, spot_price)
@@ -181,7 +195,8 @@ class Teller(ABC):
         most = nodes * max(offer.usd_per_hour for offer in plan.offers)
         least = nodes * best.usd_per_hour
         price = f"{least:g} USD/h{f' (up to {most:g})' if most > least else ''}"
-        self.note(f"rents    {f'{nodes} × ' if nodes > 1 else ''}{machine}, {price}; {limit}")
+        with_us = f"; ends with this terminal, as {attached}" if attached else ""
+        self.note(f"rents    {f'{nodes} × ' if nodes > 1 else ''}{machine}, {price}; {limit}{with_us}")
 
     def uses(self, pool: str, seconds: float | None, usd_per_hour: float) -> None:
         """Tell which machines of an earlier run are used, after how long their limits end them, and what they cost."""
@@ -218,6 +233,21 @@ class Teller(ABC):
             f"cancel {pool}` ends it"
         )
 
+    def watches(self, pool: str, seconds: float, worst_usd: float, stay: float) -> None:
+        """Tell that the run belongs to its machine now, and this process shows it.
+
+        Args:
+            seconds: after how long the machine ends in any case.
+            worst_usd: the most that the pool may cost in all, in US dollars.
+            stay: the seconds that the machine stays after the run if nobody watches its end.
+        """
+        cost = f" and costs at most {math.ceil(100 * worst_usd - 1e-6) / 100:.2f} USD in all" if worst_usd else ""
+        kept = f" and if nobody watches its end, its machine stays for {span(stay)} after it;" if stay else ""
+        self.note(
+            f"watches  run {pool} belongs to its machine now, which ends within {span(seconds)}{cost}: Ctrl-C cancels "
+            f"it; it goes on if this terminal is closed,{kept} `skypool logs -f {pool}` shows it then"
+        )
+
     def stage(self, text: str) -> None:
         """Note what the run waits for from now on, "" for nothing. It is told if it takes longer than 3 seconds."""
         self._stage.cancel()
@@ -248,7 +278,7 @@ class Teller(ABC):
             known = f"{decimal(each.bytes or 0)} in {each.files:,} file{'s' * (each.files != 1)} " if each.files else ""
             self.note(f"data     {known}from {each.bucket} to {each.path}")
 
-    def saved_to(self, folder: FolderState) -> None:
+    def saved_to(self, folder: FolderState | KeptFolder) -> None:
         """Tell what was saved of a folder to a bucket."""
         from rich.filesize import decimal  # imported here, as nodes import this module and have no rich
 

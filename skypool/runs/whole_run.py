@@ -32,12 +32,14 @@ from skypool.model import Offer
 from skypool.offers.need import drivers_asked
 from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
+from skypool.pool import interpreter_exit
 from skypool.pool.saving import check_expiry, check_identity, check_lease, check_unrenewed, longest
 from skypool.pool.states import Phase
 from skypool.rental.budget import HEADROOM, START, Budget, ceiling, start_words, usd_to_start
 from skypool.rental.ledger import Ledger
 from skypool.rental.machine_ends import ends_itself
 from skypool.rental.pool_terms import pool_name
+from skypool.rental.receipt import Receipt
 from skypool.rental.records import Record, RunEnd, newest
 from skypool.rental.run_account import COSTS_ON, ENDING, PRICE_RISES, RunAccount
 from skypool.runs import end_hook, lingering, node_program, secret_values
@@ -50,6 +52,7 @@ from skypool.runs.save_places import Place, common
 from skypool.runs.saver import Saver
 from skypool.runs.target import Target
 from skypool.runs.teller import Teller
+from skypool.runs.watched_run import ViewEnds, WatchedRun, again
 from skypool.wire.save_orders import DRAIN
 from skypool_images import Image
 from skypool_images.requirements import admits
@@ -68,6 +71,10 @@ _TO_RENEW = 10.0
 """Seconds in which a machine has the newest temporary credentials that this process has made."""
 _LONGEST = 30 * 86400.0
 """The most seconds of a run that belongs to its machine, if neither budget nor lifetime ends it before."""
+_STAY = 600.0
+"""Seconds that a machine stays after its run if nobody watches its end, and what it has left is nowhere else."""
+_TO_FETCH = 25.0
+"""The most seconds before the written end in which the folder of such a run is fetched."""
 _SPARES = 2
 """One connection to each machine sends the project, another one reads the output of the program."""
 FAILED = 125
@@ -94,7 +101,10 @@ class Asked:
             folder.
         on_notice: the signal for the program when its machine ends soon: "TERM", "USR1", "none", or "" for the default.
         detach: True to hand the run over to its machine, and return as soon as it belongs to that.
-        keep: with `detach`, the seconds that the machine stays after the run, with its output and what it has saved.
+        watch: True to hand the run over to its machine if that can be done, and show it until it is over. False not to
+            do so, though its user could have it. None for a user who is not in a terminal.
+        keep: if the run belongs to its machine, the seconds that this stays after it, with what it has left there. If
+            the run is watched, None stands for ten minutes if nobody watches its end, where that is needed.
         on_end: the address to which the end of the run is posted, or the name of a variable that has it; "" for none.
         complete: what is written last into a checkpoint, as `ComputePool` takes it.
         name: the name of the pool; None for one from the program's name.
@@ -131,11 +141,21 @@ class Asked:
     detach: bool = False
     keep: float | None = None
     on_end: str = field(default="", repr=False)
+    watch: bool | None = None
 
     @property
     def is_gang(self) -> bool:
         """True if the program runs in several processes."""
         return self.procs is not None or (self.nodes > 1 and self.node is None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """The account of a run that is handed over, the word of its heir, and the seconds that its end needs."""
+
+    account: RunAccount
+    heir: str = field(repr=False)
+    keep: float
 
 
 class WholeRun:
@@ -150,6 +170,7 @@ class WholeRun:
         limit: what ended the program as planned: "budget" or "lifetime"; "" if nothing has.
         is_detached: True if the run was handed over to its machine.
         session: the session of its pool in the ledger; "" before that.
+        goes_on: True if this process has left the run, or its machine, alone.
     """
 
     def __init__(self, target: Target, asked: Asked, tell: Teller) -> None:
@@ -169,7 +190,7 @@ class WholeRun:
             raise UsageError(f"{tell.option('new')} is for runs whose machines stay; add {stay}")
         if asked.detach:
             self._check_detach()
-        elif asked.keep is not None:
+        elif asked.keep is not None and asked.watch is None:
             keep, detach = tell.option("keep", "1h"), tell.option("detach")
             raise UsageError(f"{keep} is for runs that belong to their machine; add {detach}, or leave it out")
         self._secrets = secret_values.found(asked.secrets, target.project.root, tell.option("secrets"))
@@ -190,6 +211,11 @@ class WholeRun:
         self.is_detached = False
         self.session = ""
         self._is_handed = False  # to its machine, or may be
+        self.goes_on = False
+        self._is_own = asked.detach  # the run belongs to its machine
+        self._watched: WatchedRun | None = None
+        self._stay = 0.0  # seconds that the machine stays after the run, which belongs to it
+        self._receipt: Receipt | None = None
         self._pool: ComputePool | None = None
         self._former: Record | None = None  # whose machines are used
         self._looking: Future[Survey] | None = None  # a look at the project, with what is sent to these machines
@@ -234,6 +260,44 @@ class WholeRun:
                 f"shorten {option('keep')}, or allow more time"
             )
         check_size(self._target.words, asked.env)
+
+    def _why_attached(self, found: Plan, most: float | None) -> str:
+        """Return why a run ends with this process; "" if it can belong to the machines that may be rented."""
+        asked, option = self._asked, self._tell.option
+        costly = [each for each in found.offers if each.usd_per_hour]
+        drivers = drivers_asked(asked.rent["provider"])
+        endless = [each for each in costly if not ends_itself(drivers, each)]
+        price = most is not None or bool(asked.rent.get("max_usd_per_hour"))
+        reasons = {
+            "it has no limit": asked.budget is None and asked.max_lifetime is None,
+            f"{option('attached')} says so": not asked.watch,
+            "it has several nodes": asked.nodes > 1 or any(each.hosts > 1 for each in found.offers),
+            f"its machines stay for the next run ({option('linger')})": asked.linger is not None,
+            f"{option('best_effort')} takes machines that do not end themselves": asked.best_effort,
+            "its machine is a stranger's": any(each.trust != "full" for each in found.offers),
+            "its machine cannot end its own cost": bool(endless)
+            and (most is None or len(endless) == len(found.offers)),
+            "nothing limits the price of its spot machine": not price and any(e.market == "spot" for e in costly),
+            "its lifetime is too short to save its folders after it": self._is_too_short(),
+        }
+        return next((why for why, is_so in reasons.items() if is_so), "") or self._why_unfit(found, most)
+
+    def _why_unfit(self, found: Plan, most: float | None) -> str:
+        """Return why a run is too large to be handed over, or has logins that nobody renews then; "" for neither."""
+        seconds = longest(found, found.nodes[0], self._asked.max_lifetime, most)
+        try:
+            check_size(self._target.words, self._asked.env)
+        except UsageError:
+            return "its command line and variables are too large to be handed over"
+        try:
+            check_unrenewed(self._buckets, min(seconds, _LONGEST), "", self._tell.option)
+        except UsageError:
+            return "nobody else renews what its machine logs in with"
+        return ""
+
+    def _is_too_short(self) -> bool:
+        lifetime = self._asked.max_lifetime
+        return bool(self._buckets) and lifetime is not None and lifetime <= DRAIN + _TO_STOP
 
     def _check_machine(self, found: Plan) -> None:
         """Raise UsageError if a run cannot be handed over to the machines that may be rented."""
@@ -314,6 +378,8 @@ class WholeRun:
     @property
     def spent(self) -> float | None:
         """The cost of the run so far, in USD; None if the ledger cannot be read."""
+        if self._receipt is not None:
+            return self._receipt.usd
         if self._pool is None:
             return 0.0
         usd = cost(self._pool)
@@ -351,15 +417,25 @@ class WholeRun:
         found = planned(self._rent, tell.option)
         self._check_node(found)
         most = min((each for each in (asked.budget, ceiling()) if each is not None), default=None)
+        attached = ""
         if asked.detach:
             self._check_cost(found, most)
             self._check_machine(found)
+        elif asked.watch is not None:
+            attached = self._why_attached(found, most)
+            self._is_own = not attached
+            if attached and asked.keep is not None:
+                raise UsageError(
+                    f"{tell.option('keep')} is for runs that belong to their machine, and this one ends with this "
+                    f"terminal, as {attached}; leave {tell.option('keep')} out"
+                )
         self._check_start(found, most)
         self._check_logins(found, longest(found, found.nodes[0], asked.max_lifetime, most))
         lifetime, spot_price = asked.max_lifetime, None
-        if asked.detach and lifetime is not None:
+        if self._is_own and lifetime is not None:
             lifetime, spot_price = lifetime + ENDING, asked.rent.get("max_usd_per_hour")
-        tell.rents(found, most, lifetime, self._name, spot_price)
+        is_usual = not any(each.usd_per_hour for each in found.offers) and asked.budget is None and lifetime is None
+        tell.rents(found, most, lifetime, self._name, spot_price, "" if is_usual else attached)
         is_budget = most is not None and any(each.usd_per_hour for each in found.offers)
         tell.saves(self._buckets, "the budget" if is_budget else "the lifetime" if asked.max_lifetime else "")
         tell.data(self._data)
@@ -521,11 +597,12 @@ class WholeRun:
 
     def _check_time(self) -> None:
         """Raise UsageError if a run that belongs to its machine may have no time but to save its folders."""
-        lifetime, detach = self._asked.max_lifetime, self._tell.option("detach")
-        if self._buckets and lifetime is not None and lifetime <= (kept := DRAIN + _TO_STOP):
+        detach = self._tell.option("detach")
+        if self._is_too_short():
+            folder, longer = self._buckets[0].path, self._tell.option("max_lifetime")
             raise UsageError(
-                f"with {detach}, the last {kept:g} s of the lifetime may be needed to save {self._buckets[0].path}, so "
-                f"that the program has no time; pass a longer {self._tell.option('max_lifetime')}"
+                f"with {detach}, the last {DRAIN + _TO_STOP:g} s of the lifetime may be needed to save {folder}, so "
+                f"that the program has no time; pass a longer {longer}"
             )
 
     def _check_node(self, found: Plan) -> None:
@@ -584,7 +661,7 @@ class WholeRun:
         unlisten = pool.events.listen(tell.hear)
         self._began = time.monotonic()
         try:
-            return self._run_on(pool, unlisten)
+            return self._run_and_watch(pool, unlisten)
         except SkypoolError as e:
             if former is not None and not self._is_ready:
                 e.add_note(
@@ -598,6 +675,42 @@ class WholeRun:
                 self._spares.close()
             if asked.linger is not None:
                 self._tell_stay(name)
+
+    def _run_and_watch(self, pool: ComputePool, unlisten: Callable[[], None]) -> int:
+        is_cancelled = False
+        try:
+            status = self._run_on(pool, unlisten)
+        except KeyboardInterrupt:
+            if self._watched is None:  # else the run belongs to its machine already
+                raise
+            is_cancelled = True
+        except SystemExit:
+            if self._watched is not None:
+                self._tell.note(again(self.name, self._stay))
+            raise
+        return status if self._watched is None else self._watch(self._watched, is_cancelled)
+
+    def _watch(self, watched: WatchedRun, is_cancelled: bool) -> int:
+        """Show the run, which belongs to its machine, until it is over, and end that. Return its exit status."""
+        tell = self._tell
+        interpreter_exit.exit_on_signals()
+        self._over, tell.log = None, watched.keep
+        try:
+            status = watched.run(is_cancelled)
+        except ViewEnds:
+            return FAILED  # the reason is told by who cannot be written to
+        except (SystemExit, SkypoolError):
+            if watched.receipt is None:
+                tell.note(again(self.name, self._stay))
+            raise
+        finally:
+            self._over, self._receipt, self.unsaved = time.monotonic(), watched.receipt, watched.unsaved
+            self.goes_on = watched.receipt is None
+            end = watched.end
+            if end is not None and end.outcome is Outcome.ENDED:
+                self.returncode = end.returncode
+            self.limit = "" if end is None else end.limit
+        return status or (FAILED if self.unsaved else 0)
 
     def _run_on(self, pool: ComputePool, unlisten: Callable[[], None]) -> int:
         """Start the pool, run the program there, and leave it. `unlisten` ends that its events are told."""
@@ -648,8 +761,8 @@ class WholeRun:
                     made.fill()
                 tell.stage("")
                 tell.starts(pool.name, seconds, time.monotonic() - ready, self.spent)
-                if asked.detach:
-                    return self._hand_over(made, programs, unlisten)
+                if self._is_own and (account := self._account(pool, made)) is not None:
+                    return self._hand_over(made, programs, account, unlisten)
                 saver = Saver(made, self._save, self._saved_to, tell)
                 pool.events.listen(saver.hear)
                 try:
@@ -662,30 +775,50 @@ class WholeRun:
                 pool.stop()  # rather than to wait for a node that has not answered
         return status or (FAILED if self.unsaved else 0)
 
-    def _hand_over(self, made: ProgramRun, programs: Mapping[int, str], unlisten: Callable[[], None]) -> int:
-        """Hand the run over to its machine, and return 0. `unlisten` ends that events of the pool are told.
-
-        Raises SkypoolError if the run was not started, or if that is not known.
-        """
-        pool, tell = made.pool, self._tell
+    def _account(self, pool: ComputePool, made: ProgramRun) -> _Account | None:
+        """Return the account with which the run is handed over. None if a run that would be watched ends with us."""
         supply = pool._sender.working().supply
         assert supply is not None  # it has rented the machine
         known, self.session = supply.rental.ledger, supply.rental.session
         claim = Claim(pool.name) if known is None else Claim(pool.name, known.next_generation(pool.name))
+        self._tell.stage("orders without an answer, of which machines may still come")
+        supply.end_lost()
+        heir, seconds = secrets.token_urlsafe(32), min(made.seconds_left(), _LONGEST)
+        try:
+            digest, key = messages.heir_digest(heir), messages.seal_key(heir)
+            account = RunAccount(supply, claim, seconds, digest, key)
+            keep = self._asked.keep or 0.0
+            if account.left <= keep:
+                raise UsageError(
+                    f"the run is not handed over, as its {account.limit} ends the machine in {span(account.left)}, and "
+                    f"{self._tell.option('keep')} ({span(keep)}) leaves nothing of that to the program; shorten it, or "
+                    "allow more"
+                )
+        except (BudgetExceeded, UsageError) as e:
+            if self._asked.detach or self._asked.keep is not None:
+                raise
+            self._tell.note(f"the run ends with this terminal: {e}")
+            return None
+        finally:
+            self._tell.stage("")
+        is_free = not account.worst_usd
+        if self._asked.detach or self._asked.keep is not None or is_free or self._buckets:
+            self._stay = keep
+        else:
+            self._stay, keep = _STAY, min(_TO_FETCH, account.left / 4) if self._save else 0.0
+        return _Account(account, heir, keep)
+
+    def _hand_over(
+        self, made: ProgramRun, programs: Mapping[int, str], given: _Account, unlisten: Callable[[], None]
+    ) -> int:
+        """Hand the run over to its machine, and return 0. `unlisten` ends that events of the pool are told.
+
+        Raises SkypoolError if the run was not started, or if that is not known.
+        """
+        pool, tell, account = made.pool, self._tell, given.account
         call = replace(made.call(programs), secrets=self._masked)
         [(copy, _)] = call.places.values()
         saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
-        tell.stage("orders without an answer, of which machines may still come")
-        supply.end_lost()
-        heir = secrets.token_urlsafe(32)
-        digest, key = messages.heir_digest(heir), messages.seal_key(heir)
-        account = RunAccount(supply, claim, min(made.seconds_left(), _LONGEST), digest, key)
-        keep = self._asked.keep or 0.0
-        if account.left <= keep:
-            raise UsageError(
-                f"the run is not handed over, as its {account.limit} ends the machine in {span(account.left)}, and "
-                f"{tell.option('keep')} ({span(keep)}) leaves nothing of that to the program; shorten it, or allow more"
-            )
         until = time.monotonic() + _TO_RENEW
         while made.logins_last() < account.left:
             if time.monotonic() > until:
@@ -695,12 +828,13 @@ class WholeRun:
                 )
             time.sleep(_TO_RENEW / 50)
         folders = [each.path for each in self._buckets]
-        needs = Needs.of(claim, pool._handed_over(), call, 0, saved, folders, self._on_end)
+        needs = Needs.of(account.claim, pool._handed_over(), call, 0, saved, folders, self._on_end)
         needs.packed()  # a mistake there is told while the machine has no other owner
+        left, facts = made.left_behind(), pool._sender.working().facts
         tell.stage("the machine, which takes the run over")
-        owned = OwnedMachine(pool, needs, account, keep)
+        owned = OwnedMachine(pool, needs, account, given.keep, self._stay)
         self._is_handed = True
-        handing = HandingOver(claim, account.left, heir, owned)
+        handing = HandingOver(account.claim, account.left, given.heir, owned)
         owned.follow(handing.hear)
         said = handing.run()
         tell.stage("")
@@ -709,10 +843,22 @@ class WholeRun:
             self._is_handed = False
             raise SkypoolError(f"the run was not started: {handing.why or 'it was cancelled'}")
         self.is_detached = said is Said.DETACHED
-        left = in_thread(owned.give_up, "skypool-leave")
-        with contextlib.suppress(KeyboardInterrupt, SystemExit):  # a signal comes too late to cancel the run
-            await_end(left)
-        left.result()
+        self.goes_on = self.is_detached
+        if self.is_detached and not self._asked.detach:
+            known = Ledger.here()
+            record = known.record(self.session)
+            assert record is not None
+            self._watched = WatchedRun(record, known, tell, facts, made.printed, left, self._save, self._saved_to)
+        leaving = in_thread(owned.give_up, "skypool-leave")
+        if self._watched is None:
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):  # a signal comes too late to cancel the run
+                await_end(leaving)
+        else:
+            await_end(leaving)
+        leaving.result()
+        if self._watched is not None:
+            tell.watches(pool.name, account.left, account.worst_usd, self._stay)
+            return 0
         if said is Said.DETACHED:
             is_kept = self._asked.keep is not None or not account.worst_usd
             tell.detached(pool.name, account.left, account.worst_usd, needs.folder, is_kept)
