@@ -186,12 +186,18 @@ class Folder:
         with self._noting:
             self._noted = [each for each in self._noted if each != number]
 
-    def keep_note(self, name: str, text: str) -> None:
-        """Keep a text in the bucket, also when the folder is not saved any more. Who wants it asks until it is told."""
+    def keep_note(self, name: str, text: str, file: str = "") -> None:
+        """Keep a text in the bucket, also when the folder is not saved any more. Who wants it asks until it is told.
+
+        If `file` is the path of a file, its content is kept in place of the text.
+        """
         if self._saver is None or name in self._notes:
             return
         try:
-            objects.put(self._saver.store, f"{NOTES}/{name}", text.encode())
+            if file:
+                objects.put_file(self._saver.store, f"{NOTES}/{name}", Path(file))
+            else:
+                objects.put(self._saver.store, f"{NOTES}/{name}", text.encode())
         except Exception as e:  # noqa: BLE001 - whatever a store answers
             print(f"{name} cannot be noted in the bucket: {store.trouble(e).words}", file=sys.stderr, flush=True)
             return
@@ -432,7 +438,7 @@ class Mover:
                     "share": lambda: former.share(said["nodes"]),
                     "look": lambda: former.note_halves(said["number"], said["pids"]),
                     "over": lambda: former.end_halves(said["number"], said["at"]),
-                    "note": lambda: former.keep_note(said["name"], said["text"]),
+                    "note": lambda: former.keep_note(said["name"], said["text"], said.get("file", "")),
                 }
                 threading.Thread(target=acts[said["do"]], name=said["do"], daemon=True).start()
             return

@@ -25,6 +25,7 @@ A run that is handed over to its machine, by the state machines of `head`:
 - `machine_look`: looks what is there of a run on its machine.
 - `reaching`: finds the way to the machine of a run. `looking`: looks in at a run there, through lost connections.
   `look_end`: sends what the machine has.
+- `packed_call`: packs a call for its machine. `call_program` runs it there. `call_results`: fetches its value.
 - `detached_run`: `DetachedRun`, what `sky.run(…, detach=True)` and `sky.Run.get` return.
 - `machine_end`: ends the machine of a run from another process, and proves it.
 - `cancelling`: cancels a run through its agent. `agent_door`: talks to that on the machine.
@@ -38,6 +39,8 @@ The root of a project is its folder here. Its copy is its folder on a node.
 __all__ = [
     "agent_door",
     "asking",
+    "call_program",
+    "call_results",
     "cancelling",
     "detached_run",
     "end_in_bucket",
@@ -59,6 +62,7 @@ __all__ = [
     "output_spool",
     "own_thread",
     "owned_machine",
+    "packed_call",
     "program_run",
     "rank_lines",
     "reaching",

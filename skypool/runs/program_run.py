@@ -73,6 +73,7 @@ class ProgramCall:
         output: the folder of its output files, below that of the node. Each process has a folder below it.
         procs: the number of processes on each node of a gang; None for one process on the only node.
         on_notice: the name of the signal at a notice.
+        is_call: True for a call of a `@compute` function, which `words` name.
     """
 
     words: tuple[str, ...]
@@ -82,6 +83,7 @@ class ProgramCall:
     output: str
     procs: int | None
     on_notice: str
+    is_call: bool = False
 
     def sent(self, pool: ComputePool, attempt: int = 0) -> CallFuture[Any]:
         """Send the call to its nodes in a pool, and return its future: of the exit status, or a list of those of ranks.
@@ -90,8 +92,9 @@ class ProgramCall:
             attempt: the number of this start of the program, if the run belongs to its own machine; 0 if it does not.
         """
         call = compute(node_program.run, output="silent")(
-            self.words, self.places, self.folder, self.env, self.output, self.procs is not None, self.on_notice
-        )
+            self.words, self.places, self.folder, self.env, self.output, self.procs is not None, self.on_notice,
+            self.is_call,
+        )  # fmt: skip
         if self.procs is not None:
             call = call.with_options(procs=self.procs)
         call.options = call.options.of_attempt(attempt) if attempt else call.options

@@ -103,6 +103,9 @@ class Asked:
         linger: the seconds for which the machines stay after the run; None if they end with it.
         new: True to rent machines though an earlier run has left some.
         node: the number of the only node that runs the program; None for all.
+        image: the image of the machines on which a call runs; None for a program, which has that of its project.
+        is_call: True if the target is a call, as `packed_call.as_target` makes it.
+        retries: how often the program is started again on its own machine after it was lost.
         best_effort: True if the budget may hold only while this process runs: on machines that cannot end themselves.
     """
 
@@ -129,6 +132,9 @@ class Asked:
     on_notice: str = ""
     detach: bool = False
     keep: float | None = None
+    image: Image | None = None
+    is_call: bool = False
+    retries: int = 0
 
     @property
     def is_gang(self) -> bool:
@@ -324,7 +330,7 @@ class WholeRun:
         self._rent = {
             **asked.rent,
             "nodes": asked.nodes,
-            "image": Image(secrets=self._secrets),
+            "image": Image(secrets=self._secrets) if asked.image is None else asked.image,
         }
         if asked.linger is not None and not asked.new:
             self._former = lingering.left(self._mark, asked.nodes, tell.option, tell.note)
@@ -657,7 +663,7 @@ class WholeRun:
         assert supply is not None  # it has rented the machine
         known, self.session = supply.rental.ledger, supply.rental.session
         claim = Claim(pool.name) if known is None else Claim(pool.name, known.next_generation(pool.name))
-        call = made.call(programs)
+        call = replace(made.call(programs), is_call=self._asked.is_call)
         [(copy, _)] = call.places.values()
         saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
         tell.stage("orders without an answer, of which machines may still come")
@@ -680,7 +686,7 @@ class WholeRun:
                 )
             time.sleep(_TO_RENEW / 50)
         folders = [each.path for each in self._buckets]
-        needs = Needs.of(claim, pool._handed_over(), call, 0, saved, folders)
+        needs = Needs.of(claim, pool._handed_over(), call, self._asked.retries, saved, folders)
         needs.packed()  # a mistake there is told while the machine has no other owner
         tell.stage("the machine, which takes the run over")
         owned = OwnedMachine(pool, needs, account, keep)
