@@ -28,6 +28,7 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.records import RunEnd
 from skypool.runs import call_program, call_results, stored
 from skypool.runs.stored import KeptResult, RunStatus
+from skypool.testing import FakeCloud, Stock
 from skypool.wire import codec
 from tests.conftest import eventually
 from tests.handed_runs import HEIR, SEAL, cloud_at, handed, record_of
@@ -201,6 +202,22 @@ def test_a_result_that_was_changed_on_the_machine_is_not_unpickled(name: str, tm
     with pytest.raises(SkypoolError, match="is not the one that the run has stored"):
         run.result()
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_the_value_comes_from_a_rented_machine_while_it_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0)]) as cloud:
+        run = sky.run(doubled(4), cloud, image=sky.Image(env={"A": "b"}), budget=20, keep="10m", detach=True)
+        assert run.result() == 8.0
+        assert [each.state for each in cloud.instances(pool=run.name)] == ["running"], "it is kept"
+        run.end()
+        assert sky.Run.get(run.name).result() == 8.0
+        other = sky.run(doubled(5), cloud, budget=20, keep="10m", detach=True)
+        assert other.wait() == 0
+        other.end()
+        with pytest.raises(SkypoolError, match=f"the result of run {other.name} was on its machine: "):
+            other.result()
 
 
 # --- results of others ---------------------------------------------------------------------------------------

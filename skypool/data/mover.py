@@ -123,6 +123,7 @@ class Folder:
         self._noted: list[int] = []  # by the numbers of their stops: whose halves are known
         self._noting = threading.Lock()
         self._notes: list[str] = []  # the names of those that are in the bucket
+        self._keeping: set[str] = set()  # the names of those that are on their way there
         self._news = news or threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
         self._thread.start()
@@ -191,8 +192,10 @@ class Folder:
 
         If `file` is the path of a file, its content is kept in place of the text.
         """
-        if self._saver is None or name in self._notes:
-            return
+        with self._noting:
+            if self._saver is None or name in self._notes or name in self._keeping:
+                return
+            self._keeping.add(name)  # a large file may take longer than the pause between two orders
         try:
             if file:
                 objects.put_file(self._saver.store, f"{NOTES}/{name}", Path(file))
@@ -201,6 +204,9 @@ class Folder:
         except Exception as e:  # noqa: BLE001 - whatever a store answers
             print(f"{name} cannot be noted in the bucket: {store.trouble(e).words}", file=sys.stderr, flush=True)
             return
+        finally:
+            with self._noting:
+                self._keeping.discard(name)
         self._notes = [*self._notes, name]
         self._news.set()
 

@@ -10,7 +10,16 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
-from skypool.errors import BudgetExceeded, ConnectionLost, LifetimeExceeded, SkypoolError, TransferError
+from skypool.errors import (
+    BudgetExceeded,
+    ConnectionLost,
+    CredentialsError,
+    HostKeyMismatch,
+    LifetimeExceeded,
+    LoginRefused,
+    SkypoolError,
+    TransferError,
+)
 from skypool.files import transfer
 from skypool.head.states import Outcome
 from skypool.rental.ledger import Ledger
@@ -74,7 +83,7 @@ def _fetched(record: Record, end: RunEnd, patience: float) -> bytes:
     why = ""
     try:
         return _from_machine(record, end, patience)
-    except (ConnectionLost, NotListed) as e:
+    except (ConnectionLost, CredentialsError, HostKeyMismatch, LoginRefused, NotListed) as e:
         why = str(e)
     found = result_in_bucket(record)
     if found is not None:

@@ -123,11 +123,11 @@ class DetachedRun(Generic[T]):
             raise TimeoutError(f"run {self.name} is not over after {timeout}") from None
 
     def result(self, timeout: Duration | None = None) -> T:
-        """Wait until the run is over, and return the value of the call, as the attached call would. None for a program.
+        """Wait until the run is over, and return the value of the call, or raise its exception.
 
-        Any process of this computer may ask, also in another program. The result comes from the machine while that is
+        Any process of this computer may ask. The result comes from the machine while that is
         there, or else from the bucket of a folder of the run, and stays on this computer. It is unpickled only if it
-        is the one that the run has stored, so importing the modules of its classes must be possible here.
+        is the one that the run has stored. The modules of its classes must be there to import.
 
         Args:
             timeout: the longest time to wait for the end. Default None: until the run is over.
@@ -136,7 +136,7 @@ class DetachedRun(Generic[T]):
             TimeoutError: the run was not over in time.
             CancelledError: it was cancelled.
             BudgetExceeded, LifetimeExceeded: it was stopped because a limit was reached.
-            SkypoolError: there is no result, the machine that has it is gone, or it was changed.
+            SkypoolError: there is no result, as of a program; the machine that has it is gone; or it was changed.
             Exception: the exception that the function raised.
         """
         end = self._await_end(timeout)
