@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, assert_type, cast
 
 import pytest
 
@@ -27,11 +27,14 @@ from skypool.head.states import Claim, Outcome
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import RunEnd
 from skypool.runs import call_program, call_results, stored
+from skypool.runs.detached_run import DetachedRun
 from skypool.runs.stored import KeptResult, RunStatus
 from skypool.testing import FakeCloud, Stock
 from skypool.wire import codec
 from tests.conftest import eventually
 from tests.handed_runs import HEIR, SEAL, cloud_at, handed, record_of
+from tests.lab import stores
+from tests.lab.stores import KEYS, secret_of
 
 CLAIM = Claim("train")
 SCRIPT = """
@@ -209,6 +212,7 @@ def test_the_value_comes_from_a_rented_machine_while_it_stays(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0)]) as cloud:
         run = sky.run(doubled(4), cloud, image=sky.Image(env={"A": "b"}), budget=20, keep="10m", detach=True)
+        assert_type(run, DetachedRun[float])
         assert run.result() == 8.0
         assert [each.state for each in cloud.instances(pool=run.name)] == ["running"], "it is kept"
         run.end()
@@ -218,6 +222,29 @@ def test_the_value_comes_from_a_rented_machine_while_it_stays(tmp_path: Path, mo
         other.end()
         with pytest.raises(SkypoolError, match=f"the result of run {other.name} was on its machine: "):
             other.result()
+
+
+@pytest.mark.slow
+def test_a_large_value_comes_from_a_store_when_its_machine_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := stores.missing_s3():
+        pytest.skip(why)
+    (tmp_path / "store").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SKYPOOL_BUCKET", "")
+    for variable, value in zip(KEYS, ("run", secret_of("run")), strict=True):
+        monkeypatch.setenv(variable, value)
+    with (
+        stores.seaweedfs(tmp_path / "store") as served,
+        FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0)]) as cloud,
+    ):
+        bucket = sky.Bucket("s3://models/runs/alone", served.endpoint, keys=KEYS)
+        run = sky.run(writes(20_000_000), cloud, budget=20, save={"out": bucket}, detach=True)
+        assert run.wait() == 0
+        run.end()
+        assert cloud.count() == 0
+        assert run.result() == b"x" * 20_000_000
 
 
 # --- results of others ---------------------------------------------------------------------------------------
