@@ -25,6 +25,7 @@ class Bug:
     faults: int = 0
     slips: int = 0
     cancels: int = 0
+    has_limit: bool = False
 
 
 def _client(wrong: Callable[[s.Client, Any], tuple[s.Client, list[Any]] | None]) -> Rules:
@@ -128,6 +129,15 @@ def _says_nothing_of_a_machine_that_is_gone(state: s.Client, event: Any) -> Any:
     return (after, [each for each in actions if not isinstance(each, s.Tell)]) if is_gone else None
 
 
+def _ends_the_machine_when_its_pool_ends(state: s.Client, event: Any) -> Any:
+    is_over = isinstance(event, s.PoolOver) and state.phase is P.COMMITTING
+    return steps._end_unstarted(state) if is_over else None
+
+
+def _ends_a_machine_that_others_have_taken(state: s.Client, event: Any) -> Any:
+    return steps.client(state, s.PoolOver()) if event == s.PoolOver(is_taken=True) else None
+
+
 def _writes_over_what_others_wrote(_old: s.Entry, new: s.Entry) -> s.Entry:
     return new
 
@@ -223,6 +233,20 @@ def _abandons_only_what_it_knows(state: s.Agent, event: Any) -> Any:
     return None
 
 
+def _does_not_heed_drops(state: s.Agent, event: Any) -> Any:
+    is_drop = isinstance(event, s.RunnerSaid) and isinstance(event.message, s.Drops)
+    return (state, []) if is_drop else None
+
+
+def _forgets_the_limit(state: s.Agent, event: Any) -> Any:
+    is_limit = isinstance(event, s.RunnerSaid) and isinstance(event.message, s.Expires)
+    return (state, []) if is_limit else None
+
+
+def _lets_a_late_runner_be(state: s.Agent, event: Any) -> Any:
+    return (state, []) if isinstance(event, s.RunnerLate) else None
+
+
 # --- the runner ----------------------------------------------------------------------------------------------
 
 
@@ -256,6 +280,31 @@ def _ends_the_machine_before_the_result_is_stored(state: s.Runner, event: Any) -
     after, actions = steps.runner(state, event)
     stores = next((each for each in actions if isinstance(each, s.Store)), None)
     return (after, [s.Say(s.RunOver(stores.outcome)), *actions]) if stores else None
+
+
+def _drops_nothing(state: s.Runner, event: Any) -> Any:
+    after, actions = steps.runner(state, event)
+    kept = [each for each in actions if not (isinstance(each, s.Say) and isinstance(each.message, s.Drops))]
+    return after, kept
+
+
+def _waits_for_a_store_that_has_failed(state: s.Runner, event: Any) -> Any:
+    return (state, []) if isinstance(event, s.NotStored) else None
+
+
+def _does_not_see_the_limit(state: s.Runner, event: Any) -> Any:
+    return (replace(state, is_expired=True), []) if isinstance(event, s.Expired) else None
+
+
+def _says_the_limit_last(state: s.Runner, event: Any) -> Any:
+    after, actions = steps.runner(state, event)
+    return (after, [*actions[1:], actions[0]]) if isinstance(event, s.Expired) and actions else None
+
+
+def _starts_again_after_the_limit(state: s.Runner, event: Any) -> Any:
+    if event == s.AgentSaid(s.ProgramOver(state.attempt, s.Program.LOST)) and state.is_expired:
+        return steps.runner(replace(state, is_expired=False), event)
+    return None
 
 
 BUGS = (
@@ -383,5 +432,55 @@ BUGS = (
         _runner(_ends_the_machine_before_the_result_is_stored),
         world.NOT_BEFORE,
         faults=1,
+    ),
+    Bug(
+        "the client ends the machine when its pool ends, and has asked for the commit",
+        _client(_ends_the_machine_when_its_pool_ends),
+        world.NOT_BEFORE,
+        faults=1,
+    ),
+    Bug(
+        "the client ends a machine that another process has taken",
+        _client(_ends_a_machine_that_others_have_taken),
+        world.NOT_BEFORE,
+        faults=1,
+    ),
+    Bug("what was not sent is not dropped", _runner(_drops_nothing), world.IT_ENDS, slips=1, cancels=1),
+    Bug("the agent does not heed what is dropped", _agent(_does_not_heed_drops), world.IT_ENDS, slips=1, cancels=1),
+    Bug(
+        "at the limit, what was not sent is not dropped",
+        _runner(_drops_nothing),
+        world.IT_ENDS,
+        slips=1,
+        has_limit=True,
+    ),
+    Bug(
+        "a late runner is not killed",
+        planted(
+            _agent(_lets_a_late_runner_be), may_fail=("the runner", "the dispatch of the runner"), must_complete=True
+        ),
+        world.COMPLETES,
+        faults=1,
+    ),
+    Bug(
+        "the runner waits for a store that has failed",
+        _runner(_waits_for_a_store_that_has_failed),
+        world.IT_ENDS,
+        faults=1,
+    ),
+    Bug("the agent forgets the limit", _agent(_forgets_the_limit), world.TRUTH, faults=1, has_limit=True),
+    Bug("the limit is said after the stop", _runner(_says_the_limit_last), world.TRUTH, faults=1, has_limit=True),
+    Bug(
+        "a program that is lost after the limit is started again",
+        _runner(_starts_again_after_the_limit),
+        world.ONE_START,
+        faults=1,
+        has_limit=True,
+    ),
+    Bug(
+        "the limit does not stop the program",
+        planted(_runner(_does_not_see_the_limit), runs_on=True),
+        world.IT_ENDS,
+        has_limit=True,
     ),
 )

@@ -45,10 +45,10 @@ class Found:
     ends: dict[tuple[str, ...], int] = field(default_factory=dict)
 
 
-def explore(rules: Rules | None = None, *, faults: int, slips: int, cancels: int) -> Found:
+def explore(rules: Rules | None = None, *, faults: int, slips: int, cancels: int, has_limit: bool = False) -> Found:
     """Follow every order of events, breadth first, and return what was found. Stop at the first broken promise."""
     rules = rules or Rules()
-    first = new(faults, slips, cancels)
+    first = new(faults, slips, cancels, has_limit)
     numbers = {first: 0}
     worlds = [first]
     parents = array("i", [-1])
@@ -148,7 +148,7 @@ def _told(label: Label) -> str:
 
 
 def simulate(
-    seed: int, rules: Rules | None = None, *, faults: int, slips: int, cancels: int
+    seed: int, rules: Rules | None = None, *, faults: int, slips: int, cancels: int, has_limit: bool = False
 ) -> tuple[World, list[str]]:
     """Let one world run to its end by chance, with faults only at first. Return the end and the trace.
 
@@ -156,7 +156,7 @@ def simulate(
     """
     rules = rules or Rules()
     chance = random.Random(seed)
-    world = new(faults, slips, cancels)
+    world = new(faults, slips, cancels, has_limit)
     trace: list[str] = []
     calm = chance.randrange(400)  # moves after which nothing fails any more, and what hangs hangs for good
     try:

@@ -24,6 +24,8 @@ LEASE = 2
 ROOM = 2
 """The most messages on their way in each direction between client and agent; others are lost."""
 
+TAKEN = "another process has taken it"
+"""What has become of a machine that another process has taken over as its owner, before any commit."""
 UP, HUNG, STUCK, DEAD = "up", "hung", "stuck", "dead"
 """What a process is: stuck is a runner that sends signs of life, and whose dispatch stands still."""
 
@@ -73,6 +75,7 @@ NOT_ALONE = "a machine without an owner does not outlive its lease"
 NOT_BEFORE = "no machine ends before its time"
 TRUTH = "the client tells the truth"
 AGREE = "ledger and head agree"
+COMPLETES = "a run whose runner fails once completes"
 IT_ENDS = "everything comes to an end"
 
 
@@ -91,6 +94,7 @@ class World(NamedTuple):
         attempts: how often the program was started. program: what became of the last attempt.
         stored: the code of the stored outcome; -1 for none.
         is_full: True if no outcome can be stored.
+        limit: whether budget or lifetime are over: "" if they never are, "ahead", "come", or "told" to the agent.
         entry: the code of the ledger's entry. looker: that of the one that another command will write; -1 for none.
         said: the code of what the client has told its user; -1 for nothing yet.
         faults, slips, cancels: how many may still happen. A slip is a message that is lost or comes twice.
@@ -123,6 +127,7 @@ class World(NamedTuple):
     program: s.Program
     stored: int
     is_full: bool
+    limit: str
     entry: int
     looker: int
     said: int
@@ -140,7 +145,8 @@ class Rules:
         has_fsync: False if a written row is lost by a reboot.
         heeds_lease: False if a row is written though the lease is over.
         may_fail: how the texts of the faults begin that may happen.
-        runs_on: True if the program never ends by itself, so that its users must cancel the run in the end.
+        runs_on: True if the program never ends by itself, so that its users or its limit must stop it in the end.
+        must_complete: True if no lease may end a machine after the commit.
     """
 
     client: Callable[[s.Client, Any], tuple[s.Client, list[Any]]] = steps.client
@@ -151,6 +157,7 @@ class Rules:
     heeds_lease: bool = True
     may_fail: tuple[str, ...] = ("",)
     runs_on: bool = False
+    must_complete: bool = False
     memo: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def step(self, party: str, state: int, event: Hashable) -> tuple[int, tuple[int, ...]]:
@@ -168,8 +175,8 @@ Move = tuple[str, Label, World]
 """A kind, what happens, and the world after it. Kinds are "step", "fault" and "wake"."""
 
 
-def new(faults: int, slips: int, cancels: int) -> World:
-    """Return the world at the beginning, with so many faults, slips and cancels to come."""
+def new(faults: int, slips: int, cancels: int, has_limit: bool = False) -> World:
+    """Return the world at the beginning, with so many faults, slips and cancels to come, and perhaps a limit."""
     return World(
         client=CODES(s.Client(CLAIM, END, HEIR)),
         client_todo=(),
@@ -198,6 +205,7 @@ def new(faults: int, slips: int, cancels: int) -> World:
         program=s.Program.NONE,
         stored=-1,
         is_full=False,
+        limit="ahead" if has_limit else "",
         entry=CODES(s.Entry(s.Ledger.LIVE)),
         looker=-1,
         said=-1,
@@ -324,6 +332,8 @@ def _perform_client(w: World, rules: Rules, is_fault: bool = False) -> World:
                 return w
             return w._replace(c2a=_with(w.c2a, _plain(w.agent, w.client_is, rules, CODES(message))))
         case s.EndMachine():
+            if w.machine == TAKEN:
+                raise Broken(NOT_BEFORE, "the client ends the machine, and another process has taken it")
             return _end_early(w, "the client") if w.machine == UP else w
         case s.Tell(said):
             return w._replace(said=CODES(said))
@@ -406,6 +416,8 @@ def _perform_agent(w: World, rules: Rules, is_fault: bool = False) -> World:
                 return w
             return w._replace(a2c=_with(w.a2c, CODES(status)))
         case s.StartProgram(attempt):
+            if w.limit == "told":
+                raise Broken(ONE_START, f"attempt {attempt} starts, and budget or lifetime are over")
             return _start_program(w, attempt)
         case s.StopProgram():
             return w._replace(program=s.Program.STOPPED) if w.program is s.Program.RUNNING else w
@@ -442,6 +454,9 @@ def _perform_runner(w: World, rules: Rules) -> World:
         case s.Store(outcome):
             if (outcome is s.Outcome.ENDED) != (w.program is s.Program.ENDED) or w.program is s.Program.RUNNING:
                 raise Broken(TRUTH, f"{outcome.value!r} is stored, and the program is {w.program.value}")
+            state: s.Runner = THINGS[w.runner]
+            if outcome is s.Outcome.CANCELLED and not state.is_cancelled and not state.is_expired:
+                raise Broken(TRUTH, "a run was stopped, and its runner does not know why")
             if w.is_full and w.stored < 0:
                 return _runner_event(w, rules, s.NotStored(outcome, "the disk is full"))
             stored = w.stored if w.stored >= 0 else CODES(outcome)
@@ -619,6 +634,13 @@ def _client_moves(w: World, rules: Rules) -> Iterator[Move]:
     elif w.faults:
         yield from _client_faults(w)
         if state.phase in (s.ClientPhase.MARKING, s.ClientPhase.PREPARING):
+            taken = _ended(_spend(w), TAKEN)
+            yield (
+                "fault",
+                ("another process takes the pool", None),
+                _client_event(taken, rules, s.PoolOver(is_taken=True)),
+            )
+        if state.acts_as_owner:
             yield "fault", ("the client's pool ends", None), _client_event(_spend(w), rules, s.PoolOver())
 
 
@@ -685,6 +707,8 @@ def _agent_moves(w: World, rules: Rules) -> Iterator[Move]:
 def _said(w: World, rules: Rules, said: s.RunnerSaid) -> World:
     """Let the agent hear a message of the runner. If that takes the machine, it is the owner from then on."""
     w = _agent_event(w, rules, said)
+    if isinstance(said.message, s.Expires):
+        w = w._replace(limit="told")
     return w._replace(alone=0) if isinstance(said.message, s.Takes) and THINGS[w.agent].is_taken else w
 
 
@@ -698,10 +722,21 @@ def _runner_moves(w: World, rules: Rules) -> Iterator[Move]:
     state: s.Runner = THINGS[w.runner]
     if state.phase is s.RunnerPhase.STARTING:
         yield "step", ("the runner has all that it needs", None), _runner_event(w, rules, s.GotNeeds())
+    if w.limit == "ahead" and w.row:
+        yield "step" if rules.runs_on else "fault", ("the limit comes", None), w._replace(limit="come")
+    if _has_expired(w):
+        yield "step", ("the runner sees that the limit has come", None), _runner_event(w, rules, s.Expired())
     if w.a2r:
         said = s.AgentSaid(THINGS[w.a2r[0]])
         after = _runner_event(w._replace(a2r=w.a2r[1:]), rules, said)
         yield "step", ("the runner hears", said.message), after
+
+
+def _has_expired(w: World) -> bool:
+    """True if the runner sees that the limit has come, of which it does not know yet."""
+    state: s.Runner = THINGS[w.runner]
+    is_new = state.phase is s.RunnerPhase.OWNER and not state.is_expired and not state.is_cancelled
+    return is_new and w.limit in ("come", "told")
 
 
 def _machine_moves(w: World, rules: Rules) -> Iterator[Move]:
@@ -722,6 +757,8 @@ def _machine_moves(w: World, rules: Rules) -> Iterator[Move]:
         if w.faults:
             yield "fault", ("the program is killed", None), _spend(w)._replace(program=s.Program.LOST)
     if w.lease == 0:
+        if rules.must_complete and w.row:
+            raise Broken(COMPLETES, "the lease ends a machine, and its run is not over")
         yield "step", ("the guard ends the machine, as its lease is over", None), _ended(w, "its lease was over")
     elif not _is_busy(w):
         yield "step", ("half a lease passes", None), _tick(w, rules)
@@ -734,7 +771,7 @@ def _machine_moves(w: World, rules: Rules) -> Iterator[Move]:
 
 def _is_busy(w: World) -> bool:
     """True if a process that runs has something to do on its own machine, which takes much less than half a lease."""
-    if w.runner_is == UP and (w.a2r or THINGS[w.runner].phase is s.RunnerPhase.STARTING):
+    if w.runner_is == UP and (w.a2r or THINGS[w.runner].phase is s.RunnerPhase.STARTING or _has_expired(w)):
         return True
     if w.agent_is != UP:
         return False
@@ -751,7 +788,7 @@ def _is_busy(w: World) -> bool:
 def check(w: World) -> None:
     """Raise Broken if a world breaks a promise."""
     entry: s.Entry = THINGS[w.entry]
-    if w.said >= 0:
+    if w.said >= 0 and w.machine != TAKEN:  # another process writes the ledger then
         said = THINGS[w.said]
         if said is s.Said.NOT_STARTED and w.row:
             raise Broken(TRUTH, "it says that nothing was started, and there is a commit")
@@ -761,7 +798,8 @@ def check(w: World) -> None:
         if entry.state not in ((s.Ledger.DETACHED, s.Ledger.ENDED) if is_left else (s.Ledger.ENDED,)):
             raise Broken(AGREE, f"the client says {said.value!r}, and the ledger {entry.state.value!r}")
     elif (
-        w.client_is == UP
+        w.said < 0
+        and w.client_is == UP
         and not w.client_todo
         and THINGS[w.client].phase in (s.ClientPhase.WATCHING, s.ClientPhase.OVER)
     ):

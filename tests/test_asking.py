@@ -14,6 +14,7 @@ from skypool.head import messages, rows
 from skypool.head.states import Claim, Entry, Outcome
 from skypool.head.states import Ledger as State
 from skypool.model import Access, Instance
+from skypool.rental import gc
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import RunRecord
 from skypool.rental.run_state import state_of
@@ -231,12 +232,26 @@ def test_a_machine_that_is_gone_or_does_not_answer_leaves_what_was_seen_last(
     assert seen == pytest.approx(time.time() - 900, abs=10)
     cloud.control.refuse(ProviderError, "describe")
     assert "could not be asked: fake refused" in asked()
-    cloud.control.kill(cloud.instances(pool="train")[0])
-    assert "fake does not list it any more" in asked()
-    assert (run().entry, run().seen) == (Entry(State.DETACHED), seen)
     state = state_of(record_of(), time.time())
     assert state is not None
     assert (state.word, "it was seen at 20" in state.why) == ("running", True)
+    cloud.control.kill(cloud.instances(pool="train")[0])
+    listed = gc.survey([cloud], Ledger.here()).found
+    told = ask_machines(Ledger.here(), Ledger.here().open_pools(), listed)
+    assert "fake does not list it any more" in told[record_of().session]
+    assert (run().entry, run().seen) == (Entry(State.DETACHED), seen), "who has listed it may have asked another one"
+    assert asked() == ""
+    assert (run().entry, run().seen) == (Entry(State.ENDED, Outcome.LOST), seen)
+    state = state_of(record_of(), time.time())
+    assert state is not None
+    assert (state.word, "it was seen at 20" in state.why) == ("lost", True)
+
+
+def test_a_machine_that_was_rented_just_now_may_be_missing_from_a_list(cloud: FakeCloud, agent: Path) -> None:
+    handed(cloud)
+    cloud.control.kill(cloud.instances(pool="train")[0])
+    assert "fake does not list it any more" in asked()
+    assert run().entry == Entry(State.DETACHED)
 
 
 def test_a_machine_of_the_users_own_is_asked_also_after_its_node_has_ended(

@@ -27,6 +27,8 @@ from skypool.head.states import (
     EndMachine,
     EndSooner,
     Entry,
+    Expired,
+    Expires,
     GiveEnd,
     Go,
     GotNeeds,
@@ -83,7 +85,7 @@ from skypool.head.states import (
 )
 from tests.handover_bugs import BUGS, Bug
 from tests.handover_search import Found, explore, simulate
-from tests.handover_world import Rules
+from tests.handover_world import IT_ENDS, Rules
 
 CLAIM = Claim("train-7")
 PREPARE = Prepare(CLAIM, 3600.0, "heir")
@@ -354,6 +356,26 @@ def test_an_attempt_that_is_dropped_before_it_was_started_is_over_and_never_star
     assert steps.runner(runner, AgentSaid(ProgramOver(1, Program.STOPPED)))[1] == [Store(Outcome.CANCELLED)]
 
 
+def test_the_limit_stops_the_program_and_no_runner_that_comes_later_starts_it_again() -> None:
+    expired, actions = steps.runner(owner(), Expired())
+    assert actions == [Say(Expires()), Say(Stops(1)), Say(Drops(1))]
+    assert steps.runner(expired, Expired()) == (expired, [])
+    assert steps.runner(expired, AgentSaid(ProgramOver(1, Program.LOST)))[1] == [Store(Outcome.CANCELLED)]
+    later = [RunnerSaid(1, Expires()), ProgramEnded(1, Program.LOST), RunnerEnded(1), RunnerSaid(2, StandsBy())]
+    _, told = agent(*RUNNING, *later, RunnerSaid(2, Takes("heir")))
+    welcome = Welcome(1, Program.LOST, is_cancelled=False, is_expired=True)
+    assert told == [Renew(), TellRunner(2, welcome)]
+    state, actions = steps.runner(Runner(1, RunnerPhase.TAKING), AgentSaid(welcome))
+    assert (state.is_expired, actions) == (True, [Store(Outcome.CANCELLED)])
+    running = Welcome(1, Program.RUNNING, is_cancelled=False, is_expired=True)
+    assert steps.runner(Runner(1, RunnerPhase.TAKING), AgentSaid(running))[1] == [Say(Stops(1))]
+
+
+def test_a_run_that_a_user_has_cancelled_was_not_stopped_by_its_limit() -> None:
+    cancelled, _ = steps.runner(owner(), AgentSaid(Cancel()))
+    assert steps.runner(cancelled, Expired()) == (cancelled, [])
+
+
 def test_a_message_of_another_generation_is_refused_and_changes_nothing() -> None:
     state, _ = agent(*COMMITTED)
     later = Claim("train-7", 2)
@@ -444,10 +466,12 @@ def test_runners_that_end_while_the_program_does_not_run_are_not_started_for_eve
 # --- every order of events -----------------------------------------------------------------------------------
 
 
-def explored(faults: int, slips: int, cancels: int, *may_fail: str) -> Found:
+def explored(faults: int, slips: int, cancels: int, *may_fail: str, has_limit: bool = False) -> Found:
     """Return what was found up to a bound. With `may_fail`, only faults happen whose texts begin so."""
-    found = explore(Rules(may_fail=may_fail or ("",)), faults=faults, slips=slips, cancels=cancels)
-    print(f"{faults} faults, {slips} slips, {cancels} cancels: {found.worlds:,} worlds, {found.moves:,} moves")
+    rules = Rules(may_fail=may_fail or ("",))
+    found = explore(rules, faults=faults, slips=slips, cancels=cancels, has_limit=has_limit)
+    bound = f"{faults} faults, {slips} slips, {cancels} cancels{', a limit' * has_limit}"
+    print(f"{bound}: {found.worlds:,} worlds, {found.moves:,} moves")
     assert found.broken is None, "\n".join([str(found.broken), *found.trace])
     return found
 
@@ -493,6 +517,29 @@ def test_one_fault_of_the_runner_costs_no_run_and_a_program_that_is_killed_is_re
     assert explored(2, 0, 0, "the program").ends.keys() == {completes, failed}
 
 
+def test_a_limit_ends_a_program_that_never_ends_whatever_becomes_of_its_runner() -> None:
+    may_fail = ("the runner", "the dispatch", "the program", "a message")
+    found = explore(Rules(runs_on=True, may_fail=may_fail), faults=1, slips=1, cancels=0, has_limit=True)
+    assert found.broken is None, "\n".join([str(found.broken), *found.trace])
+    assert {end[:3] for end in found.ends} == {("the run is over: cancelled", "committed", "cancelled")}
+
+
+def test_every_order_of_events_with_a_limit_keeps_the_promises() -> None:
+    explored(1, 0, 1, has_limit=True)
+    explored(0, 2, 0, has_limit=True)
+
+
+@pytest.mark.slow
+def test_every_order_of_more_events_with_a_limit_keeps_the_promises() -> None:
+    explored(2, 0, 0, has_limit=True)
+    explored(1, 1, 0, has_limit=True)
+
+
+def test_one_fault_of_the_runner_never_lets_a_lease_end_its_machine() -> None:
+    rules = Rules(may_fail=("the runner", "the dispatch"), must_complete=True)
+    assert explore(rules, faults=1, slips=0, cancels=0).broken is None
+
+
 @pytest.mark.parametrize(("faults", "slips", "cancels"), [(2, 0, 0), (1, 1, 0), (1, 0, 1)])
 def test_every_order_of_events_keeps_the_promises(faults: int, slips: int, cancels: int) -> None:
     explored(faults, slips, cancels)
@@ -511,7 +558,7 @@ def test_every_order_of_more_events_keeps_the_promises(faults: int, slips: int, 
 def test_worlds_in_which_much_fails_come_to_an_end(seeds: int) -> None:
     ends = set()
     for seed in range(seeds):
-        end, _ = simulate(seed, faults=seed % 9, slips=seed % 7, cancels=seed % 2)
+        end, _ = simulate(seed, faults=seed % 9, slips=seed % 7, cancels=seed % 2, has_limit=seed % 3 == 0)
         ends.add(end.machine)
     assert {"the run is over: ended", "its lease was over", "ended by the client"} <= ends
 
@@ -521,11 +568,12 @@ def test_worlds_in_which_much_fails_come_to_an_end(seeds: int) -> None:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_a_mistake_is_found(bug: Bug) -> None:
-    found = explore(bug.rules, faults=bug.faults, slips=bug.slips, cancels=bug.cancels)
+    found = explore(bug.rules, faults=bug.faults, slips=bug.slips, cancels=bug.cancels, has_limit=bug.has_limit)
     print(*found.trace, found.broken, sep="\n")
     assert found.broken is not None
     assert found.broken.promise == bug.promise
-    assert 0 < len(found.trace) < 60
+    assert len(found.trace) < 60
+    assert found.trace or found.broken.promise == IT_ENDS  # nothing leads to an end from the beginning
 
 
 def test_the_trace_of_a_mistake_can_be_read() -> None:

@@ -19,6 +19,7 @@ from skypool.head.states import (
     Commit,
     Drops,
     EndSooner,
+    Expires,
     Go,
     Outcome,
     Prepare,
@@ -43,8 +44,17 @@ TO_AGENT = [
     Ask(CLAIM),
     CancelRun(CLAIM),
 ]
-FROM_RUNNER = [StandsBy(), Takes("word"), Starts(2), Stops(2), Drops(2), RunOver(Outcome.FAILED), messages.Alive(17)]
-TO_RUNNER = [Go("word"), Welcome(1, Program.LOST, True), ProgramOver(3, Program.ENDED), Cancel()]
+FROM_RUNNER = [
+    StandsBy(),
+    Takes("word"),
+    Starts(2),
+    Stops(2),
+    Drops(2),
+    Expires(),
+    RunOver(Outcome.FAILED),
+    messages.Alive(17),
+]
+TO_RUNNER = [Go("word"), Welcome(1, Program.LOST, True, is_expired=True), ProgramOver(3, Program.ENDED), Cancel()]
 STATUSES = [Status(CLAIM, Stage.FAILED, "no room"), Status(CLAIM, Stage.OVER, "", True, Outcome.CANCELLED)]
 
 

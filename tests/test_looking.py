@@ -265,6 +265,31 @@ def test_every_command_tells_how_a_run_has_ended(machine: Machine) -> None:
     assert (said["over"], said["runs"]["train"]["returncode"]) == (["train"], 3)
 
 
+@pytest.mark.parametrize("more", [[], ["--yes"]])
+def test_gc_asks_machines_before_it_ends_them_and_also_when_it_only_lists(machine: Machine, more: list[str]) -> None:
+    passed(machine.cloud, 900.0)
+    [thing] = [each for each in json.loads(invoke("gc", "--json").stdout)["found"] if each["kind"] == "machine"]
+    assert (thing["verdict"], "it belongs to its run, until 20" in thing["why"]) == ("live", True)
+    machine.ends(3)
+    said = json.loads(invoke("gc", "--json", *more).stdout)
+    assert said["over"] == []
+    [thing] = [each for each in said["found"] if each["kind"] == "machine"]
+    assert thing["why"].startswith("its run ended with status 3, and its machine may stay until 20")
+
+
+@pytest.mark.parametrize("more", [[], ["--yes"]])
+def test_gc_hears_of_the_end_of_a_run_whose_machine_should_be_gone(machine: Machine, more: list[str]) -> None:
+    passed(machine.cloud, 9000.0)
+    machine.ends(3)
+    said = json.loads(invoke("gc", "--json", *more).stdout)
+    assert {each["verdict"] for each in said["found"]} == {"lost"}
+    assert said["over"] == (["train"] if more else [])
+    run = record_of().run
+    assert run is not None
+    assert run.end is not None
+    assert (run.end.outcome, run.end.returncode) == (Outcome.ENDED, 3)
+
+
 def test_wait_gives_up_after_its_timeout_and_says_so(machine: Machine) -> None:
     began = time.monotonic()
     said = invoke("wait", "train", "--timeout", "1.5s")

@@ -67,6 +67,13 @@ class BehindAccount(RunAccount):
         return self.ends + HOUR - time.time()
 
 
+class ShortAccount(RunAccount):
+    """That of a run whose lifetime ends soon."""
+
+    def __init__(self, supply: Supply, claim: Claim, seconds: float, heir: str = "") -> None:
+        super().__init__(supply, claim, 45.0, heir)
+
+
 def keeper_of(instance: Instance) -> int:
     pid: int = json.loads(Path(instance.detail["folder"], "keeper.json").read_text())["pid"]
     return pid
@@ -189,6 +196,29 @@ def test_a_user_cancels_the_program_also_if_another_runner_has_started_it(is_res
     status = machine.ends()
     assert (status.outcome, status.returncode) == (Outcome.CANCELLED, 130)
     assert b"interrupted" in machine.printed()
+
+
+@pytest.mark.slow
+def test_a_program_that_is_lost_at_its_limit_is_not_started_again_and_the_next_runner_knows_why(
+    machine: Machine,
+) -> None:
+    script = """import os, time
+try:
+    time.sleep(600)
+finally:
+    open("stopping", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    os.kill(os.getppid(), 9)
+"""
+    said, why, owned = machine.try_to_hand_over(machine.needs(script, retries=1), ShortAccount)
+    assert said is Said.DETACHED, why
+    owned.give_up()
+    eventually((machine.project / "stopping").exists, 60, "the stop of the program")
+    machine.replace_runner()
+    (machine.project / "go").touch()
+    status = machine.ends()
+    assert (status.outcome, status.attempts, status.limit) == (Outcome.CANCELLED, 1, "lifetime")
 
 
 @pytest.mark.parametrize("row", [None, "its own", "another"])

@@ -19,7 +19,7 @@ from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolErr
 from skypool.head.steps import seen_ended
 from skypool.model import Instance
 from skypool.rental import run_state
-from skypool.rental.gc import Found, Survey, everyone, reconcile, survey, terminate_found
+from skypool.rental.gc import Found, Survey, everyone, explained_again, reconcile, survey, terminate_found
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import spelt
 from skypool.rental.reaper import terminate_all
@@ -223,13 +223,13 @@ def gc(
         return
     drivers, left_out = everyone(ledger, provider or ())
     seen = survey(drivers, ledger)
+    if ledger is not None:  # before their machines end, which may know how runs have ended
+        ask_machines(ledger, ledger.open_pools(), seen.found)
+        seen = explained_again(seen, ledger)
     doomed = [each for each in seen.found if each.verdict == "lost" or (everything and each.verdict == "unknown")]
     if not as_json:
         _show(seen)
     error = _swept(doomed, as_json) if yes and doomed else None
-    if ledger is not None:  # after the end of what is lost
-        left = [each for each in seen.found if each not in doomed]
-        ask_machines(ledger, ledger.open_pools(), left)
     over = reconcile(ledger, seen, doomed if yes and error is None else ()) if ledger is not None else []
     failures, ends = _failures(seen, left_out), _ends_of(over, ledger)
     uploads = unfinished_uploads.look(ledger, None, yes)

@@ -26,7 +26,7 @@ _WRONG = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
 _OWN = frozenset({
     "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
     "--save", "--data", "--disk", "--on-notice", "--budget", "--best-effort", "--max-price", "--max-lifetime",
-    "--linger", "--dry-run", "--detach", "--keep",
+    "--linger", "--dry-run", "--detach", "--keep", "--on-end",
 })  # fmt: skip
 """Options of skypool that few programs have."""
 
@@ -172,6 +172,14 @@ def run(
         str | None,
         typer.Option("--keep", help="With --detach: how long the machine stays after the run, with its output: 1h."),
     ] = None,
+    on_end: Annotated[
+        str,
+        typer.Option(
+            metavar="URL|NAME",
+            help="Post how the run has ended to this webhook of Slack, Discord or yours. It is a secret: better name a "
+            "variable that has it.",
+        ),
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent and rented, and end.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Send a large project unasked.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
@@ -185,6 +193,7 @@ def run(
     """
     tell = Json() if as_json else Lines()
     status, is_signalled = FAILED, False
+    error: BaseException | None = None
     whole: WholeRun | None = None
     try:
         target = Target.of(words)
@@ -206,7 +215,7 @@ def run(
             rent, nodes, procs, packages or (), _variables(env or ()), secret or (), include or (),
             folders, name, budget, _duration("--max-lifetime", max_lifetime), yes,
             _duration("--linger", linger), new, node, best_effort, buckets, complete or (), place,
-            sources, on_notice, detach, _duration("--keep", keep),
+            sources, on_notice, detach, _duration("--keep", keep), on_end,
         )  # fmt: skip
         whole = WholeRun(target, asked, tell)
         _tell_options(words, tell)
@@ -216,18 +225,20 @@ def run(
         elif sys.stdin.isatty() or not whole.would_ask:
             status = 0
     except (SkypoolError, OSError) as e:
-        status = FAILED
+        status, error = FAILED, e
         tell.error("\n".join([str(e), *notes_of(e)]))
     except CancelledError:  # before its machines end as planned
         status = FAILED
-    except KeyboardInterrupt:
-        status, is_signalled = 130, not tell.has_signalled
+    except KeyboardInterrupt as e:
+        status, is_signalled, error = 130, not tell.has_signalled, e
     except SystemExit as e:  # SIGTERM or SIGHUP
+        error = e
         status, is_signalled = e.code if isinstance(e.code, int) else FAILED, not tell.has_signalled
     finally:
         if whole is not None and whole.has_rented and not whole.is_detached:
             unread = tell.failure is not None and not is_signalled
             tell.ends(1 if unread else status, whole.spent, whole.seconds, whole.returncode, whole.limit)
+            whole.post_end(error, tell.masked)
         try:
             tell.close()
         except KeyboardInterrupt:  # Ctrl-C in a pager reaches this process, too; a second one counts

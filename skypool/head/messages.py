@@ -35,6 +35,7 @@ from skypool.head.states import (
     Commit,
     Drops,
     EndSooner,
+    Expires,
     FromRunner,
     Go,
     Outcome,
@@ -108,6 +109,7 @@ _FROM_RUNNER = {
     "starts": Starts,
     "stops": Stops,
     "drops": Drops,
+    "expires": Expires,
     "run over": RunOver,
     "alive": Alive,
 }
@@ -275,6 +277,7 @@ _READERS: dict[str, Callable[[Any], object]] = {
     "stage": Stage,
     "why": _why,
     "is_cancelled": _flag,
+    "is_expired": _flag,
     "left": lambda said: None if said is None else _seconds(said),
     "outcome": lambda said: None if said is None else Outcome(said),
     "attempts": _count,

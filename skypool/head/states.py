@@ -199,13 +199,14 @@ class Takes:
 class Welcome:
     """A message of the agent to its new owner: what became of the attempts so far.
 
-    `left` is as in `Status`.
+    `left` is as in `Status`. `is_expired` is True if a former runner has said `Expires`.
     """
 
     attempts: int
     program: Program
     is_cancelled: bool
     left: float | None = None
+    is_expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +234,14 @@ class Drops:
 
 
 @dataclass(frozen=True, slots=True)
+class Expires:
+    """A message of the runner, before `Stops`: budget or lifetime are over, so no attempt is to be started any more.
+
+    The agent keeps it for the runners that come later.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramOver:
     """A message of the agent: the program has ended."""
 
@@ -253,7 +262,7 @@ class RunOver:
     why: str = ""
 
 
-FromRunner = StandsBy | Takes | Starts | Stops | Drops | RunOver
+FromRunner = StandsBy | Takes | Starts | Stops | Drops | Expires | RunOver
 ToRunner = Go | Welcome | ProgramOver | Cancel
 
 
@@ -459,6 +468,7 @@ class Agent:
         attempts: the number of times that the program was started.
         endings: the number of runners that had taken the machine and ended, since the program ran last.
         is_cancelled: True if a user has cancelled the run.
+        is_expired: True if the program was stopped because budget or lifetime were over.
     """
 
     claim: Claim | None = None
@@ -474,6 +484,7 @@ class Agent:
     program: Program = Program.NONE
     endings: int = 0
     is_cancelled: bool = False
+    is_expired: bool = False
     outcome: Outcome | None = None
 
     @property
@@ -707,12 +718,15 @@ class Runner:
     Attributes:
         retries: the number of times that the program may be started again after it was lost.
         attempt: the last attempt that it knows of.
+        is_cancelled: True if a user has cancelled the run.
+        is_expired: True if the program is stopped because budget or lifetime are over.
     """
 
     retries: int
     phase: RunnerPhase = RunnerPhase.STARTING
     attempt: int = 0
     is_cancelled: bool = False
+    is_expired: bool = False
 
     @property
     def acts_as_owner(self) -> bool:
@@ -733,6 +747,11 @@ class AgentSaid:
 
 
 @dataclass(frozen=True, slots=True)
+class Expired:
+    """An event of the runner: budget or lifetime are over, but for the seconds in which its end is stored."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """An event of the runner: an outcome is stored. It is an earlier one if a former runner had stored that."""
 
@@ -747,7 +766,7 @@ class NotStored:
     why: str
 
 
-RunnerEvent = GotNeeds | AgentSaid | Stored | NotStored
+RunnerEvent = GotNeeds | AgentSaid | Expired | Stored | NotStored
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ from skypool.head.states import (
     EndRefused,
     EndSooner,
     Entry,
+    Expired,
+    Expires,
     GiveEnd,
     Go,
     GotNeeds,
@@ -371,7 +373,7 @@ def _runner_said(state: Agent, said: object) -> tuple[Agent, list[AgentAction]]:
         case StandsBy() if state.stage is Stage.COMMITTED:
             return replace(state, stands_by=True), [TellRunner(state.runner, Go(heir))]
         case Takes(word) if state.stage is Stage.COMMITTED and word == heir:
-            welcome = Welcome(state.attempts, state.program, state.is_cancelled)
+            welcome = Welcome(state.attempts, state.program, state.is_cancelled, is_expired=state.is_expired)
             return replace(state, is_taken=True), [Renew(), TellRunner(state.runner, welcome)]
         case _ if not state.is_taken or state.stage is not Stage.COMMITTED:
             return state, []
@@ -382,6 +384,8 @@ def _runner_said(state: Agent, said: object) -> tuple[Agent, list[AgentAction]]:
         case Drops(attempt) if attempt == state.attempts + 1 and state.program is not Program.RUNNING:
             state = replace(state, attempts=attempt, program=Program.STOPPED)  # so that it is never started
             return state, [TellRunner(state.runner, ProgramOver(attempt, Program.STOPPED))]
+        case Expires():
+            return replace(state, is_expired=True), []
         case RunOver(outcome, why):
             return _over(state, outcome, why)
     return state, []
@@ -404,8 +408,8 @@ def _runner_ended(state: Agent) -> tuple[Agent, list[AgentAction]]:
     if endings >= ENDINGS:
         what = "started the program" if state.program is Program.NONE else "stored how the run has ended"
         why = f"{endings} runners have ended before they had {what}"
-        is_cancelled = state.is_cancelled and state.program is not Program.ENDED
-        return _over(state, Outcome.CANCELLED if is_cancelled else _OUTCOMES[state.program], why)
+        is_stopped = (state.is_cancelled or state.is_expired) and state.program is not Program.ENDED
+        return _over(state, Outcome.CANCELLED if is_stopped else _OUTCOMES[state.program], why)
     if state.stage is not Stage.COMMITTED:
         if state.tries >= TRIES:
             failed = replace(state, stage=Stage.FAILED, why=f"{state.tries} runners have ended before the commit")
@@ -436,13 +440,22 @@ def runner(state: Runner, event: RunnerEvent) -> tuple[Runner, list[RunnerAction
             return replace(state, phase=RunnerPhase.STANDING_BY), [Say(StandsBy())]
         case AgentSaid(Go(heir)) if state.phase is RunnerPhase.STANDING_BY:
             return replace(state, phase=RunnerPhase.TAKING), [Say(Takes(heir))]
-        case AgentSaid(Welcome(attempts, program, is_cancelled)) if state.phase is RunnerPhase.TAKING:
-            state = replace(state, phase=RunnerPhase.OWNER, attempt=attempts, is_cancelled=is_cancelled)
-            return _go_on(state, program)
+        case AgentSaid(Welcome() as welcome) if state.phase is RunnerPhase.TAKING:
+            state = replace(
+                state,
+                phase=RunnerPhase.OWNER,
+                attempt=welcome.attempts,
+                is_cancelled=welcome.is_cancelled,
+                is_expired=welcome.is_expired,
+            )
+            return _go_on(state, welcome.program)
         case AgentSaid(ProgramOver(attempt, program)) if state.phase is RunnerPhase.OWNER:
             return _go_on(state, program) if attempt == state.attempt else (state, [])
         case AgentSaid(Cancel()) if state.phase is RunnerPhase.OWNER and not state.is_cancelled:
             return replace(state, is_cancelled=True), [Say(Stops(state.attempt)), Say(Drops(state.attempt))]
+        case Expired() if state.phase is RunnerPhase.OWNER and not (state.is_cancelled or state.is_expired):
+            says: list[RunnerAction] = [Say(Expires()), Say(Stops(state.attempt)), Say(Drops(state.attempt))]
+            return replace(state, is_expired=True), says
         case Stored(outcome) if state.phase is RunnerPhase.STORING:
             return replace(state, phase=RunnerPhase.OVER), [Say(RunOver(outcome))]
         case NotStored(outcome, why) if state.phase is RunnerPhase.STORING:
@@ -454,12 +467,12 @@ def _go_on(state: Runner, program: Program) -> tuple[Runner, list[RunnerAction]]
     """Start the program, wait for it, or end the run, by what became of its last attempt."""
     match program:
         case Program.RUNNING:
-            return state, [Say(Stops(state.attempt))] if state.is_cancelled else []
+            return state, [Say(Stops(state.attempt))] if state.is_cancelled or state.is_expired else []
         case Program.ENDED:
             return _store(state, Outcome.ENDED)
         case Program.STOPPED:
             return _store(state, Outcome.CANCELLED)
-    if state.is_cancelled:
+    if state.is_cancelled or state.is_expired:
         return _store(state, Outcome.CANCELLED)
     if state.attempt > state.retries:
         return _store(state, Outcome.FAILED)

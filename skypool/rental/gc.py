@@ -3,7 +3,7 @@
 Instances and leftovers, here called things, are found by their tags. The ledger is not needed. If there is one, it
 helps to decide what is still in use, and the ends of instances are recorded there.
 
-- `survey`: finds the things, and decides for each if it is in use.
+- `survey`: finds the things, and decides for each if it is in use. `explained_again` says why, when more is known.
 - `terminate_found`: ends things.
 - `reconcile`: corrects the ledger.
 """
@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Literal
@@ -29,6 +29,7 @@ from skypool.model import Instance, Leftover
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import PATIENCE, SETTLING, Say, again, silently
 from skypool.rental.records import Record, newest
+from skypool.rental.run_state import told
 from skypool.wire.keys import Keys
 
 GRACE = 60.0
@@ -138,6 +139,22 @@ def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
     return Survey(tuple(ordered), tuple(drivers), tuple(failures), at)
 
 
+def explained_again(seen: Survey, ledger: Ledger) -> Survey:
+    """Return what was seen, with the same verdicts, and the reasons by what the ledger knows now. Asks no provider.
+
+    May raise LedgerError.
+    """
+    records, now = ledger.pools(), time.time()
+    found = list(seen.found)
+    for driver in seen.asked:
+        mine = [number for number, each in enumerate(found) if each.driver is driver]
+        made = judged([found[number].thing for number in mine], isinstance(driver, Renews), records, now)
+        for number, (_, verdict, why) in zip(mine, made, strict=True):
+            if verdict == found[number].verdict:
+                found[number] = replace(found[number], why=why)
+    return replace(seen, found=tuple(found))
+
+
 def _asked(driver: Driver) -> list[Thing] | Exception:
     """Return all things that this user's pools have at a provider, or the error if the provider cannot be asked."""
     try:
@@ -201,6 +218,9 @@ def _judged(
     if record is not None and record.run is not None:
         if _is_of_gone(thing, record, there, now):
             return "lost", "the machine of its run is gone"
+        if record.is_kept(now - GRACE) and record.run.end is not None:
+            until_then = f"its machine may stay until {_clock(record.run.latest)}"
+            return "live", f"its run {told(record.run.end)}, and {until_then}"
         if record.is_kept(now - GRACE):
             return "live", f"it belongs to its run, until {_clock(record.run.latest)} at the latest"
     if until is not None and now <= until + GRACE:

@@ -79,7 +79,7 @@ def reason(end: RunEnd) -> str:
     """Return how a run has ended as a sentence about it, such as "its program has ended with status 3"."""
     match end.outcome:
         case Outcome.ENDED if end.returncode is not None:
-            return f"its program has ended with status {end.returncode}"
+            return f"its program has ended with status {end.returncode}{_because(end)}"
         case Outcome.ENDED:
             return WORDS[end.outcome][1] + _because(end)
         case Outcome.CANCELLED if end.limit:
@@ -103,7 +103,7 @@ def told(end: RunEnd) -> str:
     """Return how a run has ended as words after its name, such as "was stopped for its budget"."""
     match end.outcome:
         case Outcome.ENDED if end.returncode is not None:
-            words = brief(end)
+            words = brief(end) + _because(end)
         case Outcome.ENDED:
             words = f"ended by itself, and its exit status is not known here{_because(end)}"
         case Outcome.CANCELLED:

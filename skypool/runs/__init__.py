@@ -31,6 +31,7 @@ A run that is handed over to its machine, by the state machines of `head`:
 - `cancelling`: cancels a run through its agent. `agent_door`: talks to that on the machine.
 - `asking`: asks machines how their runs stand. `ends_here` looks for runs on this computer, and `end_in_bucket` reads
   the end of one whose machine is gone. `noting` records what was found.
+- `end_hook`: posts how a run has ended to a webhook, from its machine or from here.
 - `stored`: the run's folder on its machine, and the file there that says how the run has ended.
 
 The root of a project is its folder here. Its copy is its folder on a node.
@@ -43,6 +44,7 @@ __all__ = [
     "call_results",
     "cancelling",
     "detached_run",
+    "end_hook",
     "end_in_bucket",
     "ends_here",
     "environment",

@@ -9,6 +9,7 @@ from functools import partial
 
 from skypool.errors import SkypoolError
 from skypool.head.states import Ledger
+from skypool.head.steps import seen_ended
 from skypool.rental import gc, ledger
 from skypool.rental.records import Record
 from skypool.runs.end_in_bucket import end_in_bucket
@@ -16,8 +17,9 @@ from skypool.runs.looking import look_once
 from skypool.runs.machine_look import Found
 from skypool.runs.noting import record_found
 from skypool.runs.own_thread import in_thread
-from skypool.runs.reaching import access_of
+from skypool.runs.reaching import NotListed, access_of
 from skypool.text import one_line
+from skypool.wire.keys import Keys
 
 PATIENCE = 8.0
 """Seconds in which a provider has said where a machine is, and the machine how its run stands."""
@@ -29,7 +31,8 @@ def ask_machines(
     """Ask the machines of runs that belong to them how the runs stand, and record it.
 
     All are asked at the same time, for 8 s at most. Runs whose end is known are left out. A run whose machine does not
-    answer keeps its entry, unless its end is in the bucket of a folder. Nothing is raised.
+    answer keeps its entry, unless its end is in the bucket of a folder. It is lost if its provider was asked here and
+    lists the machine no more. Nothing is raised.
 
     Args:
         records: the pools in the ledger.
@@ -49,7 +52,14 @@ def ask_machines(
     for session, (record, answer) in asked.items():
         if not answer.done():
             told[session] = f"its machine could not be asked: there was no answer within {PATIENCE:g} s"
-        elif (error := answer.exception()) is not None:
+        elif (
+            isinstance(error := answer.exception(), NotListed)
+            and error.is_gone
+            and not record.client_lives(time.time())
+        ):
+            known.mark(session, partial(seen_ended, stored=None))
+            Keys.of(record.pool).forget()
+        elif error is not None:
             why = one_line(str(error) or type(error).__name__, 500)
             told[session] = f"its machine could not be asked: {why}"
         elif answer.result().has_row:

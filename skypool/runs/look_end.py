@@ -28,7 +28,7 @@ from skypool.runs.follow_end import EVERY, end_of, kept, send
 
 MESSAGE = struct.Struct("!BIIIII")
 STATE, OUTPUT, MISSING, END, CURRENT, OVER = range(1, 7)
-_FILES = {"row": "row.json", "status": "status.json", "about": "about.json"}
+_FILES = {"row": "row.json", "status": "status.json", "about": "about.json", "posted": "posted.json"}
 """The files in the folder of the run whose text is part of its state."""
 _MOST_TEXT = 1 << 20
 _MOST_PIECE = 1 << 20
@@ -39,6 +39,8 @@ _LONG = 0.2
 _TO_ANSWER = 1.0
 """Seconds in which the agent has answered. One that hangs takes longer."""
 _MOST_ANSWER = 64 << 10
+_TO_POST = 30.0
+"""Seconds in which the runner has posted the end of the run, after it was stored."""
 
 
 class Source:
@@ -214,9 +216,14 @@ def main(run: str, agent: str, said: str) -> None:
     sources = Sources(os.path.join(run, "output"), asked["begin"])
     there = Agent(agent, os.path.join(run, _FILES["about"]), asked["ask"])
     told: dict[str, object] = {}
+    held = 0.0  # since when the end is held back, as the runner posts it now
     current, pause = 0.0, _SHORT
     while not client.poll(0):
         state = _state(run, there)  # looked for before the output, which is complete when the run is over
+        if asked["follow"] and state["status"] and state["agent"] and _is_posting(state):
+            held = held or time.monotonic()
+            if time.monotonic() < held + _TO_POST:
+                state["status"] = ""
         if state != told:
             told = state
             _tell(STATE, json.dumps(state).encode())
@@ -240,6 +247,14 @@ def _state(run: str, agent: Agent) -> dict[str, object]:
     state: dict[str, object] = {"agent": agent.look(), "over": agent.over}
     state["boot"] = _text("/proc/sys/kernel/random/boot_id").strip()
     return state | {name: _text(os.path.join(run, file)) for name, file in _FILES.items()}
+
+
+def _is_posting(state: dict[str, Any]) -> bool:
+    """Return True if the runner posts the end of the run, and has not noted how that went."""
+    try:
+        return bool(json.loads(state["about"]).get("posts")) and not state["posted"]
+    except (AttributeError, ValueError):
+        return False
 
 
 def _text(path: str) -> str:

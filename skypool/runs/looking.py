@@ -227,6 +227,7 @@ class RunLook:
                 row=str(said["row"]),
                 end=str(said["status"]),
                 over=said["over"],
+                posted=str(said["posted"]),
             )
             self._has_row = found.has_row
             return Seen(found, About.parsed(said["about"]) if found.has_row else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from skypool.errors import SkypoolError
@@ -31,17 +31,22 @@ class Found:
         has_row: True if the row of this hand-over is on its disk, so the run belongs to the machine.
         status: how the run has ended; None if it has not stored that.
         over: how the run has ended, as its agent says, which has heard that it could not be stored; else None.
+        unposted: why its end was not posted; "" if it was, or was not to be, or that is not known.
     """
 
     has_agent: bool
     has_row: bool
     status: RunStatus | None
     over: RunEnd | None = None
+    unposted: str = ""
 
     @property
     def end(self) -> RunEnd | None:
         """How the run has ended, as it is stored or as its agent says; None if nothing of that is there."""
-        return self.over if self.status is None else self.status.end
+        end = self.over if self.status is None else self.status.end
+        if end is None or not self.unposted:
+            return end
+        return replace(end, why="; ".join(filter(None, [end.why, f"its end was not posted: {self.unposted}"])))
 
 
 def look(access: Access, claim: Claim, heir: str, until: float, patience: int = 0) -> Found:
@@ -75,7 +80,16 @@ def look(access: Access, claim: Claim, heir: str, until: float, patience: int = 
 
 
 def found(
-    folder: str, claim: Claim, heir: str, *, has_agent: bool, boot: str, row: str, end: str, over: object = None
+    folder: str,
+    claim: Claim,
+    heir: str,
+    *,
+    has_agent: bool,
+    boot: str,
+    row: str,
+    end: str,
+    over: object = None,
+    posted: str = "",
 ) -> Found:
     """Return what a machine has of a hand-over, by what it says.
 
@@ -86,6 +100,7 @@ def found(
         boot: the present boot of the machine.
         row, end: the text of the row and of the stored end; "" if there is none.
         over: what the agent says of the end of the run, as JSON; None if it says nothing.
+        posted: the text that says if the end was posted; "" if there is none.
 
     Raises SkypoolError if one of them is not valid.
     """
@@ -94,7 +109,7 @@ def found(
     is_of_earlier_boot = there is not None and has_row and "" not in (boot, there.boot) and boot != there.boot
     stored_end = _status(end, claim) if has_row and end.strip() else None
     said = _over(over, claim) if has_row and over is not None else None
-    return Found(has_agent and not is_of_earlier_boot, has_row, stored_end, said)
+    return Found(has_agent and not is_of_earlier_boot, has_row, stored_end, said, stored.unposted(posted))
 
 
 def _over(said: object, claim: Claim) -> RunEnd | None:

@@ -37,6 +37,7 @@ class Needs:
         limit: what ends the run then: "budget" or "lifetime".
         keep: the seconds before that for which the machine stays after its program.
         folders: the names of the folders that the machine saves to buckets. It has the keys itself, in memory.
+        on_end: the address to which the runner posts how the run has ended; "" for none.
     """
 
     claim: Claim
@@ -50,6 +51,7 @@ class Needs:
     limit: str = "lifetime"
     keep: float = 0.0
     folders: tuple[str, ...] = ()
+    on_end: str = field(default="", repr=False)
 
     @classmethod
     def of(
@@ -60,6 +62,7 @@ class Needs:
         retries: int,
         saved: str,
         folders: Sequence[str] = (),
+        on_end: str = "",
     ) -> Needs:
         """Return the needs of a runner on the only machine of a pool."""
         [node] = handover.nodes
@@ -68,7 +71,8 @@ class Needs:
         # without settings of drivers, of which there are none, and limits by the clock of this computer
         record = replace(handover.record, notes=(), budget=None, lifetime=None)
         given = replace(handover, record=record, nodes=(here,))
-        return cls(claim, given, call, retries, folder, saved, pure_packages.packed(), folders=tuple(folders))
+        packages, kept = pure_packages.packed(), tuple(folders)
+        return cls(claim, given, call, retries, folder, saved, packages, folders=kept, on_end=on_end)
 
     def packed(self) -> bytes:
         """Return the needs as bytes, for a process with the same version of skypool.

@@ -5,19 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from skypool import clock
 from skypool.drivers import registry
-from skypool.drivers.contract import Driver
+from skypool.drivers.contract import Driver, abilities
 from skypool.errors import SkypoolError
 from skypool.head import messages, rows
 from skypool.model import Access, Instance
 from skypool.rental import gc
+from skypool.rental.reaper import SETTLING
 from skypool.rental.records import Record
 from skypool.safety import user_folders
 from skypool.wire.transport import Subprocess
 
 
 class NotListed(SkypoolError):
-    """The error for a machine that its provider does not list any more."""
+    """The error for a machine that its provider does not list any more.
+
+    Attributes:
+        is_gone: True if the provider was asked just now, and lists all machines of its user, so that this has ended.
+    """
+
+    def __init__(self, why: str, is_gone: bool = False) -> None:
+        super().__init__(why)
+        self.is_gone = is_gone
 
 
 def access_of(record: Record, found: Sequence[gc.Found] | None = None) -> Access:
@@ -45,12 +55,16 @@ def access_of(record: Record, found: Sequence[gc.Found] | None = None) -> Access
     why = f"{line.provider} does not list it any more"
     if record.running:
         why += ", and `skypool gc` records its end"
+    is_complete = found is None and bool(drivers) and all(abilities(each).lists_all for each in drivers)
+    is_gone = is_complete and not record.since(clock.now() - SETTLING)
     if line.usd_per_hour > 0 or not drivers:
-        raise NotListed(why)
+        raise NotListed(why, is_gone)
     try:
         return drivers[0].access(Instance(line.provider, line.id, record.pool, line.node))
-    except Exception as e:  # whatever a driver raises for a machine that is not there
+    except SkypoolError as e:  # such as a host that the driver does not know any more
         raise NotListed(why) from e
+    except Exception as e:  # whatever a driver raises for a machine that is not there
+        raise NotListed(why, is_gone) from e
 
 
 def reach(record: Record) -> Access:

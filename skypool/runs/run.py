@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, Unpack, cast, overload
 
-from skypool import events
+from skypool import events, tracebacks
 from skypool.buckets.bucket import Bucket
 from skypool.calls.call import Call, ComputeFunction, Group, packed
 from skypool.calls.options import MOST_PROCS
@@ -37,12 +38,14 @@ from skypool.errors import (
     WorkerDied,
     nearest,
 )
+from skypool.head.states import Outcome
 from skypool.logs.masking import Masker
 from skypool.offers.need import NodeTerms
 from skypool.offers.ranking import Plan
 from skypool.offers.sort_keys import OrderBy
 from skypool.rental.budget import Budget, ceiling
-from skypool.runs import detached_run, packed_call
+from skypool.rental.records import RunEnd
+from skypool.runs import detached_run, end_hook, packed_call
 from skypool.runs.detached_run import DetachedRun
 from skypool.runs.output_spool import OutputSpool
 from skypool.runs.program_run import exit_status
@@ -137,6 +140,7 @@ def run(
     complete: Sequence[str] | None = None,
     name: str | None = None,
     detach: Literal[False] = False,
+    on_end: str | None = None,
     check: bool = False,
     **terms: Unpack[NodeTerms],
 ) -> Run[T]: ...
@@ -156,6 +160,7 @@ def run(
     name: str | None = None,
     detach: Literal[True],
     keep: Duration | None = None,
+    on_end: str | None = None,
     **terms: Unpack[NodeTerms],
 ) -> DetachedRun[T]: ...
 @overload
@@ -182,6 +187,7 @@ def run(
     linger: Duration | None = None,
     new: bool = False,
     detach: Literal[False] = False,
+    on_end: str | None = None,
     check: bool = False,
     yes: bool = False,
     **terms: Unpack[NodeTerms],
@@ -207,6 +213,7 @@ def run(
     name: str | None = None,
     detach: Literal[True],
     keep: Duration | None = None,
+    on_end: str | None = None,
     yes: bool = False,
     **terms: Unpack[NodeTerms],
 ) -> DetachedRun[None]: ...
@@ -235,6 +242,7 @@ def run(
     new: bool = False,
     detach: bool = False,
     keep: Duration | None = None,
+    on_end: str | None = None,
     check: bool = False,
     yes: bool = False,
     **terms: Unpack[NodeTerms],
@@ -280,6 +288,9 @@ def run(
             the value of the call later. Default False: return at the end.
         keep: with `detach`, how long the machine stays after the run, with what that has written. Needed if the
             machine costs money and `save` names no bucket. Default None: it ends with the program.
+        on_end: the https address of a webhook, such as one of Slack or Discord, to which is posted how the run has
+            ended; or the name of a variable that has it. It is shown nowhere: docs/run.md. Default None: nothing is
+            posted.
         check: True to raise an error if the program or the call has failed. Default False.
         yes: True to send a project of more than 1 GB or 10,000 files. Default False.
 
@@ -343,11 +354,14 @@ def run(
                 image=Image() if image is None else image,
                 is_call=True,
                 retries=target.options.retries,
+                on_end=_address(on_end),
             )
             packed_call.check(target)
             with packed_call.as_target(target) as made:
                 return cast("DetachedRun[Any]", _run_program(made, asked, check=False))
-        return _run_call(target, {**rent, "image": image}, nodes, budget, lifetime, name, check, saves)
+        return _run_call(
+            target, {**rent, "image": image}, nodes, budget, lifetime, name, check, saves, _address(on_end)
+        )
     if image is not None:
         raise UsageError("image= is for calls; a program has the environment of its project, and packages= adds to it")
     if procs is not None:
@@ -381,6 +395,7 @@ def run(
         on_notice=on_notice or "",
         detach=switch("detach", detach),
         keep=None if keep is None else seconds("keep", keep),
+        on_end=on_end or "",
     )
     return _run_program(Target.of(_words(target)), asked, check)
 
@@ -475,6 +490,7 @@ def _run_program(target: Target, asked: Asked, check: bool) -> Run[None] | Detac
         tell.mask_error(error)
         if made is not None and made.has_rented:
             tell.ends(status, made.spent, made.seconds, made.returncode, made.limit)
+            made.post_end(e, tell.masked)
         with _keeping(done):
             tell.close()
         if made is not None and made.has_rented:
@@ -486,6 +502,7 @@ def _run_program(target: Target, asked: Asked, check: bool) -> Run[None] | Detac
         tell.close()
         return detached_run.get(made.name)
     tell.ends(status, made.spent, made.seconds, made.returncode, made.limit)
+    made.post_end(None, tell.masked)
     with _keeping(done):
         tell.close()
     ended = done()
@@ -525,6 +542,7 @@ def _run_call(
     name: str | None,
     check: bool,
     saves: Mapping[str, Any],
+    on_end: str,
 ) -> Run[T]:
     if call.function.is_generator:
         raise UsageError(
@@ -545,7 +563,7 @@ def _run_call(
     def done(status: int) -> Run[T]:
         return Run(pool.name, status, output.finish(), cost(pool), value, error)
 
-    status = FAILED
+    status, began = FAILED, time.monotonic()
     try:
         with pool:
             output.mask(pool._sender.working().facts.secrets)
@@ -557,13 +575,39 @@ def _run_call(
                     raise
                 error, status = e, 1
     except BaseException as e:
-        vars(e)["run"] = done(status)
+        vars(e)["run"] = ended = done(status)
+        _post_call(on_end, ended, e, time.monotonic() - began, output.masked)
         raise
     ended = done(status)
+    _post_call(on_end, ended, error, time.monotonic() - began, output.masked)
     if check and error is not None:
         vars(error)["run"] = ended
         raise error
     return ended
+
+
+def _address(on_end: str | None) -> str:
+    """Return the address to which the end of a call is posted; "" for none. Raises UsageError if it is not valid."""
+    return end_hook.named(on_end or "", Path.cwd(), "on_end=")
+
+
+def _post_call(
+    url: str, run: Run[Any], error: BaseException | None, seconds: float, mask: Callable[[str], str]
+) -> None:
+    """Post how a call has ended, if its user wants that. Warns if that fails. A signal gives it up."""
+    if not url:
+        return
+    why = "" if error is None else mask(str(error) or type(error).__name__)
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        end = RunEnd(Outcome.CANCELLED, attempts=1)
+    elif isinstance(error, (BudgetExceeded, LifetimeExceeded)):
+        end = RunEnd(Outcome.CANCELLED, limit="budget" if isinstance(error, BudgetExceeded) else "lifetime")
+    elif run.returncode == FAILED:
+        end = RunEnd(Outcome.FAILED, why=why)
+    else:
+        end = RunEnd(Outcome.ENDED, run.returncode, 1, why=why)
+    if failed := end_hook.post(url, end_hook.Posted(run.name, end, run.usd, seconds)):
+        tracebacks.warn(f"the end of run {run.name} was not posted: {failed}")
 
 
 def _is_of_call(error: BaseException) -> bool:
@@ -636,6 +680,9 @@ class _CallOutput:
     def mask(self, secrets: Mapping[str, str]) -> None:
         self._masker = Masker(secrets)
 
+    def masked(self, text: str) -> str:
+        return self._masker.mask(text)
+
     def hear(self, event: events.Event) -> None:
         if isinstance(event, events.Output):
             self._kept.add(self._masker.feed((event.node, event.call, event.rank, event.stream), event.text))
@@ -679,9 +726,6 @@ class _Printer(Teller):
                 spool.hurry()
 
         yield on_end
-
-    def masked(self, text: str) -> str:
-        return self._text_masker.mask(text)
 
     def mask_error(self, error: BaseException) -> None:
         """Put marks in place of secrets in the texts of an error and of what has caused it."""

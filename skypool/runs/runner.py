@@ -30,6 +30,8 @@ from skypool.head import messages, steps
 from skypool.head.states import (
     AgentSaid,
     Drops,
+    Expired,
+    Expires,
     FromRunner,
     GotNeeds,
     NotStored,
@@ -51,7 +53,7 @@ from skypool.head.states import (
     Welcome,
 )
 from skypool.pool.states import Phase
-from skypool.runs import call_program, stored
+from skypool.runs import call_program, end_hook, stored
 from skypool.runs.needs import Needs
 from skypool.runs.own_thread import in_thread
 from skypool.runs.program_run import exit_status
@@ -71,6 +73,8 @@ _TO_NOTE = 5.0
 """The most seconds in which the end of the run is kept in the buckets of its folders, after it was stored here."""
 _TO_KEEP = 120.0
 """The most seconds in which the result of a call is kept there, before that."""
+_TO_POST = 2.0
+"""Seconds before the written end in which the end of the run is not posted any more."""
 _TO_HEAR_OF = 20.0
 """Seconds in which the agent has told a new runner of the folders that it saves."""
 _TO_CLOSE = 8.0
@@ -119,7 +123,7 @@ class RunnerProcess:
         self._pool: ComputePool | None = None
         self._running: CallFuture[Any] | None = None
         self._failed: tuple[float, int] | None = None  # when the call of which attempt has failed
-        self._limit = self._heir = self._seal_key = ""
+        self._heir = self._seal_key = ""
         self._until = math.inf  # the written end, by `clock.elapsed`, which steps of this machine's clock do not change
         self._moves = 0
         self._stuck_at = math.inf  # when the present work counts as stuck
@@ -155,7 +159,7 @@ class RunnerProcess:
     def _perform(self, action: RunnerAction) -> None:
         """Perform an action, or have a thread perform it, in their order."""
         match action:
-            case Say(StandsBy() | RunOver() as message):
+            case Say(StandsBy() | Expires() | RunOver() as message):
                 self._write(message)
             case Say(Takes(heir)):
                 self._works.put(partial(self._take, heir))
@@ -232,7 +236,8 @@ class RunnerProcess:
     def _about(self) -> About:
         call = self._needs.call
         copy, programs = next(iter(call.places.values()))
-        return About(call.procs, os.path.normpath(os.path.join(copy, call.folder)), programs)
+        folder = os.path.normpath(os.path.join(copy, call.folder))
+        return About(call.procs, folder, programs, posts=bool(self._needs.on_end))
 
     def _limit_pool(self) -> None:
         """End the pool at the written end. The clocks of this machine and of the client may differ.
@@ -243,10 +248,7 @@ class RunnerProcess:
         engine, left = self._pool._sender.working(), self._until - clock.elapsed()
         self._hear_of_folders()
         if self._needs.folders and left <= engine.saving.reserve + engine.limits.for_programs:
-            if self._state.phase is RunnerPhase.OWNER:
-                self._limit = self._needs.limit
-                self._stop()
-                self._write(Drops(self._state.attempt))
+            self._events.put(Expired())
             return
         limits = engine.rental.limits
         limits.billed_since = clock.now()
@@ -290,7 +292,7 @@ class RunnerProcess:
         status = None if None in found else next(filter(None, found), 0)
         folders = self._save_rest(calm=outcome is Outcome.ENDED and status == 0)
         digest = None if status is None else call_program.digest_of(self._result(attempts))
-        is_limit = outcome is Outcome.CANCELLED and not self._state.is_cancelled  # a former runner has stopped it
+        is_limit = self._state.is_expired and outcome is not Outcome.ENDED  # else it has ended by itself meanwhile
         now = self._now
         ended = RunStatus(
             claim=needs.claim,
@@ -299,15 +301,17 @@ class RunnerProcess:
             attempts=attempts,
             ended=now,
             usd=sum(each.at(now).usd for each in needs.handover.record.lines),
-            limit=self._limit or (needs.limit if is_limit else ""),
+            limit=needs.limit if is_limit else "",
             why=self._why(),
             saved=needs.saved,
             folders=folders,
             result=None if digest is None else KeptResult(*digest),
         )
-        self._events.put(self._stored(ended))
+        done = self._stored(ended)
+        self._post(replace(ended, outcome=done.outcome), done.why if isinstance(done, NotStored) else "")
         if needs.call.is_call:
             call_program.clean(Path(self._about.folder))
+        self._events.put(done)
 
     def _save_rest(self, calm: bool) -> tuple[KeptFolder, ...]:
         """Have what is left of the folders saved, and return what is. `calm`: the program has ended by itself, well."""
@@ -348,6 +352,23 @@ class RunnerProcess:
                 return Stored(found.outcome)
         self._note(replace(ended, why="; ".join(filter(None, [ended.why, why]))))  # the buckets may take it
         return NotStored(ended.outcome, why)
+
+    def _post(self, status: RunStatus, why: str) -> None:
+        """Post how the run has ended, unless a former runner has. `why` says why it is not stored; "" if it is."""
+        url = self._needs.on_end
+        if not url or (self._folder / stored.POSTED).exists():
+            return
+        with contextlib.suppress(OSError, SkypoolError):  # what a former runner has stored counts
+            status = stored.stored(self._folder) or status
+        limit = min(end_hook.LIMIT, self._until - clock.elapsed() - _TO_POST)
+        self._stuck_at += max(0.0, limit)
+        end = replace(status.end, why="; ".join(filter(None, [status.why, why])))
+        began = self._needs.handover.record.started
+        failed = end_hook.post(url, end_hook.Posted(status.claim.run, end, status.usd, status.ended - began), limit)
+        if failed:
+            print(f"how the run has ended was not posted: {failed}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # nobody needs it but who looks in
+            stored.note_post(self._folder, failed)
 
     def _note(self, status: RunStatus) -> None:
         """Keep the end of the run in the buckets of its folders, too, which outlive the machine."""
@@ -391,11 +412,9 @@ class RunnerProcess:
         engine = pool._begun
         if engine is None or self._state.phase is not RunnerPhase.OWNER:
             return
-        if not self._limit and engine.limits.until_stop() <= 0:
-            self._limit = self._needs.limit
+        if engine.limits.until_stop() <= 0:
             engine.rental.limits.lifetime = None  # the pool must not end while the last files are saved
-            self._works.put(self._stop)
-            self._works.put(partial(self._write, Drops(self._state.attempt)))
+            self._step(Expired())
         if self._failed is not None:
             at, attempt = self._failed
             if attempt == self._state.attempt and time.monotonic() > at + _UNSAID:  # it has never reached the agent

@@ -31,6 +31,8 @@ STATUS = "status.json"
 """The file that says how a run has ended."""
 ABOUT = "about.json"
 """The file that says what runs there."""
+POSTED = "posted.json"
+"""The file that says if the end of a run was posted to the address that its user has given."""
 RESERVE = "reserve"
 """A file that keeps room on the disk for the status."""
 _ROOM = 64 << 10
@@ -222,11 +224,13 @@ class About:
         procs: the number of processes; None for one that is not called a rank.
         folder: the folder on the machine in which the program starts.
         programs: the folder of the programs of its environment; "" for none.
+        posts: True if the runner posts the end of the run.
     """
 
     procs: int | None
     folder: str
     programs: str
+    posts: bool = False
 
     @classmethod
     def parsed(cls, text: str) -> About | None:
@@ -244,6 +248,19 @@ def describe(folder: Path, about: About) -> None:
     said = {"version": _VERSION, "wire": WIRE_VERSION, **asdict(about)}  # whoever talks to the agent needs the latter
     with contextlib.suppress(FileExistsError):
         durable.write_new(private.folder(folder) / ABOUT, json.dumps(said).encode())
+
+
+def note_post(folder: Path, why: str) -> None:
+    """Write that the end of a run was posted, or why not. Raises OSError if it cannot be written."""
+    durable.write_new(folder / POSTED, json.dumps({"version": _VERSION, "why": why}).encode())
+
+
+def unposted(text: str) -> str:
+    """Return why the end of a run was not posted, from the text of the file; "" if it was, or nobody knows that."""
+    try:
+        return one_line(str(json.loads(text)["why"]), _LONGEST_TEXT) if text else ""
+    except (KeyError, RecursionError, TypeError, ValueError):
+        return ""
 
 
 def place_of(access: Access, claim: Claim) -> str:

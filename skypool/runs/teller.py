@@ -128,6 +128,10 @@ class Teller(ABC):
         )
         self._text_masker = Masker(secrets)
 
+    def masked(self, text: str) -> str:
+        """Return a text with marks in place of secrets."""
+        return self._text_masker.mask(text)
+
     def wrote(self, rank: int, stream: int, data: bytes) -> None:
         """Take output of a process of the program. `stream` is 1 for stdout, 2 for stderr."""
         if self._masker.is_needed:

@@ -26,7 +26,7 @@ from skypool.drivers import Driver
 from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers, SkypoolError, UsageError
 from skypool.files.project import Project, Survey, surveyed
 from skypool.head import messages
-from skypool.head.states import Claim, Said
+from skypool.head.states import Claim, Outcome, Said
 from skypool.link.spares import Spares
 from skypool.model import Offer
 from skypool.offers.need import drivers_asked
@@ -38,14 +38,14 @@ from skypool.rental.budget import HEADROOM, START, Budget, ceiling, start_words,
 from skypool.rental.ledger import Ledger
 from skypool.rental.machine_ends import ends_itself
 from skypool.rental.pool_terms import pool_name
-from skypool.rental.records import Record, newest
+from skypool.rental.records import Record, RunEnd, newest
 from skypool.rental.run_account import COSTS_ON, ENDING, PRICE_RISES, RunAccount
-from skypool.runs import lingering, node_program, secret_values
+from skypool.runs import end_hook, lingering, node_program, secret_values
 from skypool.runs.handing_over import HandingOver
 from skypool.runs.needs import Needs, check_size
 from skypool.runs.own_thread import in_thread
 from skypool.runs.owned_machine import OwnedMachine
-from skypool.runs.program_run import ProgramRun, await_end
+from skypool.runs.program_run import ProgramRun, await_end, exit_status
 from skypool.runs.save_places import Place, common
 from skypool.runs.saver import Saver
 from skypool.runs.target import Target
@@ -95,6 +95,7 @@ class Asked:
         on_notice: the signal for the program when its machine ends soon: "TERM", "USR1", "none", or "" for the default.
         detach: True to hand the run over to its machine, and return as soon as it belongs to that.
         keep: with `detach`, the seconds that the machine stays after the run, with its output and what it has saved.
+        on_end: the address to which the end of the run is posted, or the name of a variable that has it; "" for none.
         complete: what is written last into a checkpoint, as `ComputePool` takes it.
         name: the name of the pool; None for one from the program's name.
         budget: the most USD that the run may cost.
@@ -135,6 +136,7 @@ class Asked:
     image: Image | None = None
     is_call: bool = False
     retries: int = 0
+    on_end: str = field(default="", repr=False)
 
     @property
     def is_gang(self) -> bool:
@@ -177,7 +179,8 @@ class WholeRun:
             keep, detach = tell.option("keep", "1h"), tell.option("detach")
             raise UsageError(f"{keep} is for runs that belong to their machine; add {detach}, or leave it out")
         self._secrets = secret_values.found(asked.secrets, target.project.root, tell.option("secrets"))
-        tell.hide(self._secrets)
+        self._on_end = self._hook(asked.on_end)
+        tell.hide(self._hidden)
         self._rent: dict[str, Any] = {}
         word = [] if asked.linger is None else [self._mark]
         self._name = pool_name(asked.name or "-".join([_plain(target.name), *word, secrets.token_hex(3)]))
@@ -191,6 +194,7 @@ class WholeRun:
         self.limit = ""
         self.is_detached = False
         self.session = ""
+        self._is_handed = False  # to its machine, or may be
         self._pool: ComputePool | None = None
         self._former: Record | None = None  # whose machines are used
         self._looking: Future[Survey] | None = None  # a look at the project, with what is sent to these machines
@@ -201,6 +205,15 @@ class WholeRun:
         self._has_lost = False  # a machine of the earlier run
         self._began = time.monotonic()
         self._over: float | None = None  # when the pool has ended
+
+    def _hook(self, said: str) -> str:
+        """Return the address to which the end is posted; "" for none. Raises UsageError if it is not valid."""
+        return end_hook.named(said, self._target.project.root, self._tell.option("on_end"))
+
+    @property
+    def _hidden(self) -> dict[str, str]:
+        """The values that are shown nowhere, by their names."""
+        return {**self._secrets, **({"on_end": self._on_end} if self._on_end else {})}
 
     def _check_detach(self) -> None:
         """Raise UsageError if the run cannot be handed over to its machine."""
@@ -367,7 +380,7 @@ class WholeRun:
     def _check_project(self, survey: Survey, dry_run: bool) -> str:
         """Tell what is sent. Return why that needs a yes; "" if it does not. Raises UsageError if it cannot be sent."""
         target, tell = self._target, self._tell
-        tell.hide(secret_values.masked(self._secrets, survey.paths, target.project.root))
+        tell.hide(secret_values.masked(self._hidden, survey.paths, target.project.root))
         tell.project(target, survey)
         self._check_script(survey)
         self._check_data_is_not_sent(survey)
@@ -686,16 +699,18 @@ class WholeRun:
                 )
             time.sleep(_TO_RENEW / 50)
         folders = [each.path for each in self._buckets]
-        needs = Needs.of(claim, pool._handed_over(), call, self._asked.retries, saved, folders)
+        needs = Needs.of(claim, pool._handed_over(), call, self._asked.retries, saved, folders, self._on_end)
         needs.packed()  # a mistake there is told while the machine has no other owner
         tell.stage("the machine, which takes the run over")
         owned = OwnedMachine(pool, needs, account, keep)
+        self._is_handed = True
         handing = HandingOver(claim, account.left, heir, owned)
         owned.follow(handing.hear)
         said = handing.run()
         tell.stage("")
         unlisten()  # that the machine is left is told in another way
         if said is Said.NOT_STARTED:
+            self._is_handed = False
             raise SkypoolError(f"the run was not started: {handing.why or 'it was cancelled'}")
         self.is_detached = said is Said.DETACHED
         left = in_thread(owned.give_up, "skypool-leave")
@@ -733,6 +748,38 @@ class WholeRun:
             lost = f"{each.unsaved} file{'s' * (each.unsaved != 1)} of {each.id} ({', '.join(each.names)})"
             self.unsaved = "; ".join(filter(None, [self.unsaved, f"{lost}: {why}"]))
             self._tell.error(f"saved nowhere: {lost}: {why}")
+
+    def post_end(self, error: BaseException | None, mask: Callable[[str], str] = str) -> None:
+        """Post how the run has ended, if its user wants that, and tell if that fails. Its own machine does it itself.
+
+        A signal gives it up. Call this when the machines have ended.
+
+        Args:
+            error: what has ended the run; None if its program has ended, or was never started.
+            mask: returns a text without secrets.
+        """
+        if not self._on_end or not self.has_rented or self._is_handed:
+            return
+        end = replace(self._end(error), unsaved=mask(self.unsaved))
+        posted = end_hook.Posted(self.name, replace(end, why=mask(end.why)), self.spent, self.seconds)
+        done = in_thread(partial(end_hook.post, self._on_end, posted), "skypool-post-end")
+        try:
+            await_end(done)
+            why = done.result()
+        except (KeyboardInterrupt, SystemExit):
+            why = "a signal came"
+        if why:
+            self._tell.error(f"the end of the run was not posted: {why}")
+        else:
+            self._tell.note(f"posted   the end of the run to {end_hook.host_of(self._on_end)}")
+
+    def _end(self, error: BaseException | None) -> RunEnd:
+        status = None if self.returncode is None else exit_status(self.returncode)
+        if status is not None and not self.limit:
+            return RunEnd(Outcome.ENDED, status, 1)
+        if self.limit or isinstance(error, (KeyboardInterrupt, SystemExit)):
+            return RunEnd(Outcome.CANCELLED, status, 1, limit=self.limit)
+        return RunEnd(Outcome.FAILED, why="" if error is None else str(error) or type(error).__name__)
 
     def _hear(self, event: events.Event) -> None:
         if isinstance(event, events.PoolPhase) and event.phase == Phase.ENDED.value:
