@@ -9,7 +9,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Final, Literal, TypeVar, overload
 
@@ -170,6 +170,20 @@ def enter(info: InstanceInfo, in_gang: bool = False, own: Collection[str] | None
     _process = info
     _own = own
     _in_gang = in_gang
+
+
+def place() -> dict[str, Any]:
+    """Return the place of this worker process, for `enter_again` in a process that it starts. JSON can hold it."""
+    info = _process or InstanceInfo()
+    own = None if _own is None else sorted(_own)
+    return {"info": {**asdict(replace(info, accelerators=()))}, "own": own, "folder": _folder, "call": _call}
+
+
+def enter_again(place: Mapping[str, Any]) -> None:
+    """Set the place of this process to that which `place` has returned in the worker that has started it."""
+    info = InstanceInfo(**{**place["info"], "accelerators": (), "addresses": tuple(place["info"]["addresses"])})
+    enter(info, own=place["own"], folder=place["folder"])
+    begin(place["call"], None)
 
 
 def node_number() -> int:

@@ -89,5 +89,5 @@ def test_wrong_arguments_and_names_are_refused(project: Project, monkeypatch: py
         sky.run("train.py", max_lifetime="10m", detach=True, check=True)  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="keep='1h' is for runs that belong to their machine; add detach=True"):
         sky.run("train.py", keep="1h")  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match="detach= is for programs"):
-        sky.run(halved(2), max_lifetime="10m", detach=True)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="keep= is for runs that belong to their machine; add detach=True"):
+        sky.run(halved(2), keep="1h")  # type: ignore[call-overload]

@@ -287,7 +287,9 @@ def test_temporary_credentials_are_refused_unless_they_outlast_the_run(
 ) -> None:
     logs_in(monkeypatch, Bucket("s3://models/x"), with_credentials(life))
     run = run_of(cloud, buckets={"out": f"file://{bucket}"})
-    said = r"with detach=, nobody renews the temporary credentials of s3://models/x, which may last 1\.0 hours: name"
+    said = (
+        r"with detach=True, nobody renews the temporary credentials of s3://models/x, which may last 1\.0 hours: name"
+    )
     with pytest.raises(UsageError, match=said) if is_refused else contextlib.nullcontext():
         run.check()
     assert cloud.count() == 0

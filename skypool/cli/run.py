@@ -227,7 +227,8 @@ def run(
             rent, nodes, procs, packages or (), _variables(env or ()), secret or (), include or (),
             folders, name, budget, _duration("--max-lifetime", max_lifetime), yes,
             _duration("--linger", linger), new, node, best_effort, buckets, complete or (), place,
-            sources, on_notice, detach, _duration("--keep", keep), on_end, None if detach else not attached,
+            sources, on_notice, detach, _duration("--keep", keep), on_end=on_end,
+            watch=None if detach else not attached,
         )  # fmt: skip
         whole = WholeRun(target, asked, tell)
         _tell_options(words, tell)

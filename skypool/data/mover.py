@@ -123,6 +123,7 @@ class Folder:
         self._noted: list[int] = []  # by the numbers of their stops: whose halves are known
         self._noting = threading.Lock()
         self._notes: list[str] = []  # the names of those that are in the bucket
+        self._keeping: set[str] = set()  # the names of those that are on their way there
         self._news = news or threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
         self._thread.start()
@@ -186,15 +187,26 @@ class Folder:
         with self._noting:
             self._noted = [each for each in self._noted if each != number]
 
-    def keep_note(self, name: str, text: str) -> None:
-        """Keep a text in the bucket, also when the folder is not saved any more. Who wants it asks until it is told."""
-        if self._saver is None or name in self._notes:
-            return
+    def keep_note(self, name: str, text: str, file: str = "") -> None:
+        """Keep a text in the bucket, also when the folder is not saved any more. Who wants it asks until it is told.
+
+        If `file` is the path of a file, its content is kept in place of the text.
+        """
+        with self._noting:
+            if self._saver is None or name in self._notes or name in self._keeping:
+                return
+            self._keeping.add(name)  # a large file may take longer than the pause between two orders
         try:
-            objects.put(self._saver.store, f"{NOTES}/{name}", text.encode())
+            if file:
+                objects.put_file(self._saver.store, f"{NOTES}/{name}", Path(file))
+            else:
+                objects.put(self._saver.store, f"{NOTES}/{name}", text.encode())
         except Exception as e:  # noqa: BLE001 - whatever a store answers
             print(f"{name} cannot be noted in the bucket: {store.trouble(e).words}", file=sys.stderr, flush=True)
             return
+        finally:
+            with self._noting:
+                self._keeping.discard(name)
         self._notes = [*self._notes, name]
         self._news.set()
 
@@ -432,7 +444,7 @@ class Mover:
                     "share": lambda: former.share(said["nodes"]),
                     "look": lambda: former.note_halves(said["number"], said["pids"]),
                     "over": lambda: former.end_halves(said["number"], said["at"]),
-                    "note": lambda: former.keep_note(said["name"], said["text"]),
+                    "note": lambda: former.keep_note(said["name"], said["text"], said.get("file", "")),
                 }
                 threading.Thread(target=acts[said["do"]], name=said["do"], daemon=True).start()
             return

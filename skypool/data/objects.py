@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from obstore.store import ObjectStore
 
 
@@ -13,6 +15,13 @@ def put(store: ObjectStore, name: str, data: bytes) -> None:
     import obstore
 
     obstore.put(store, name, data, use_multipart=False)
+
+
+def put_file(store: ObjectStore, name: str, file: Path) -> None:
+    """Write an object with the content of a file, also in the place of another one. A large one is sent in parts."""
+    import obstore
+
+    obstore.put(store, name, file)
 
 
 def create(store: ObjectStore, name: str, data: bytes) -> bool:

@@ -401,9 +401,10 @@ class Saving:
             self._tell_lost(key, self.states().get(key))
         self._remove_unfinished()
 
-    def note(self, node: int, name: str, text: str, seconds: float) -> bool:
+    def note(self, node: int, name: str, text: str, seconds: float, file: str = "") -> bool:
         """Have a node keep a text in the bucket of each folder that it saves or has saved.
 
+        `file` is the path of a file on the node that is kept in place of the text; "" for none.
         Return True if the text is in all of them, within so many seconds. Does not raise.
         """
         until, told = time.monotonic() + seconds, -math.inf
@@ -418,7 +419,7 @@ class Saving:
             if now - told >= _AGAIN:
                 told = now
                 for each in left:
-                    self._send_to(node, each.note(name, text))
+                    self._send_to(node, each.note(name, text, file))
             with self._news:
                 self._news.wait(_AGAIN / 8)
 

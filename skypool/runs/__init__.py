@@ -26,6 +26,7 @@ A run that is handed over to its machine, by the state machines of `head`:
 - `machine_look`: looks what is there of a run on its machine.
 - `reaching`: finds the way to the machine of a run. `looking`: looks in at a run there, through lost connections.
   `look_end`: sends what the machine has.
+- `packed_call`: packs a call for its machine. `call_program` runs it there. `call_results`: fetches its value.
 - `detached_run`: `DetachedRun`, what `sky.run(…, detach=True)` and `sky.Run.get` return.
 - `watched_run`: shows such a run in the terminal that has started it, and ends its machine.
 - `machine_end`: ends the machine of a run from another process, and proves it.
@@ -44,6 +45,8 @@ __all__ = [
     "agent_door",
     "ask_end",
     "asking",
+    "call_program",
+    "call_results",
     "cancelling",
     "detached_run",
     "end_hook",
@@ -68,6 +71,7 @@ __all__ = [
     "output_spool",
     "own_thread",
     "owned_machine",
+    "packed_call",
     "program_run",
     "rank_lines",
     "reaching",

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar, cast
 
 from skypool import clock
 from skypool.checks import Duration, seconds, switch
@@ -17,27 +18,30 @@ from skypool.head.states import Ledger as State
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import spelt
 from skypool.rental.receipt import Receipt
-from skypool.rental.records import Record, RunRecord, newest
+from skypool.rental.records import Record, RunEnd, RunRecord, newest
 from skypool.rental.run_state import Word, state_of, status_of
-from skypool.runs import cancelling
+from skypool.runs import call_results, cancelling
 from skypool.runs.asking import ask_machines
 from skypool.runs.looking import Missing, Printed, RunLook, Seen, await_end, note_found, run_of, working_access
 from skypool.runs.machine_end import end_machine
 from skypool.runs.rank_lines import RankLines
 from skypool.runs.reaching import NotListed
 
+T = TypeVar("T")
 _TO_REACH = 8.0
 """Seconds in which the machine must be reached."""
 _PATIENCE = 90.0
 """Seconds without progress after which a transfer is given up, as the default `liveness` of a pool."""
 
 
-class DetachedRun:
+class DetachedRun(Generic[T]):
     """A run that belongs to its machine: `skypool.run(…, detach=True)` returns one, and `Run.get` finds one.
 
     Its methods ask the machine from wherever they are called. They need the account of the provider and the ssh key of
     the run, which this computer keeps. When the machine is gone, this computer still has the end of the run if somebody
     has asked for it before, or if it is in a bucket.
+
+    The type parameter is the type of the value of a call, and None for a program.
 
     Attributes:
         name: the name of the run, by which `skypool ps` and `skypool logs` know it.
@@ -109,12 +113,34 @@ class DetachedRun:
             TimeoutError: the run was not over in time.
             LoginRefused, HostKeyMismatch, CredentialsError: the machine cannot be reached from here.
         """
+        return status_of(self._await_end(timeout))
+
+    def _await_end(self, timeout: Duration | None) -> RunEnd:
         until = math.inf if timeout is None else time.monotonic() + seconds("timeout", timeout)
         try:
-            end = await_end(self._record, self._known, _hear, until)
+            return await_end(self._record, self._known, _hear, until)
         except TimeoutError:
             raise TimeoutError(f"run {self.name} is not over after {timeout}") from None
-        return status_of(end)
+
+    def result(self, timeout: Duration | None = None) -> T:
+        """Wait until the run is over, and return the value of the call, or raise its exception.
+
+        Any process of this computer may ask. The result comes from the machine while that is
+        there, or else from the bucket of a folder of the run, and stays on this computer. It is unpickled only if it
+        is the one that the run has stored. The modules of its classes must be there to import.
+
+        Args:
+            timeout: the longest time to wait for the end. Default None: until the run is over.
+
+        Raises:
+            TimeoutError: the run was not over in time.
+            CancelledError: it was cancelled.
+            BudgetExceeded, LifetimeExceeded: it was stopped because a limit was reached.
+            SkypoolError: there is no result, as of a program; the machine that has it is gone; or it was changed.
+            Exception: the exception that the function raised.
+        """
+        end = self._await_end(timeout)
+        return cast(T, call_results.result_of(self._record, self._known, end, _TO_REACH))
 
     # --- what is on its machine ------------------------------------------------------------------------------
 
@@ -241,7 +267,7 @@ class DetachedRun:
         return SkypoolError(f"what run {self.name!r} has written was on its machine: {error}")
 
 
-def get(name: str) -> DetachedRun:
+def get(name: str) -> DetachedRun[Any]:
     """Return the newest run of this name that belongs to its machine, or did so. Raises UsageError if there is none."""
     known = Ledger.here()
     name = spelt(name)

@@ -19,7 +19,7 @@ from skypool.agent import child_imports
 from skypool.agent.own_notices import interruption
 from skypool.errors import CommandFailed, NodeInterrupted
 from skypool.logs.masking import masker_of_bytes
-from skypool.runs import node_folders
+from skypool.runs import call_program, node_folders
 from skypool.runs.output_files import LONGEST, OutputFiles
 
 _PIPE = 2 << 20
@@ -43,6 +43,7 @@ def run(
     in_gang: bool,
     on_notice: str = "",
     secrets: Mapping[str, str] = MappingProxyType({}),
+    is_call: bool = False,
 ) -> int:
     """Run a program until its end, and return its exit status: the negative number of the signal that ended it.
 
@@ -59,6 +60,7 @@ def run(
         in_gang: True for a process of a gang, which ends the others by an error if its status is not 0.
         on_notice: the name of the signal at a notice, as in `NOTICES`.
         secrets: the values in place of which the output files get marks, by their names.
+        is_call: True for a call of a `@compute` function, whose file is in `folder`. `words` only name it then.
 
     Raises:
         CommandFailed: the program cannot be started, or it has failed in a gang.
@@ -66,11 +68,13 @@ def run(
     """
     copy, programs = places[runtime.node_number()]
     info = runtime.instance_info()
-    files = _MaskedFiles(os.path.join(runtime.node_folder(), output, str(info.local_rank)), secrets)
+    kept = os.path.join(runtime.node_folder(), output, str(info.local_rank))
+    files = _MaskedFiles(kept, secrets)
     with node_folders.held(copy, programs and os.path.dirname(programs)):
         try:
             os.makedirs(os.path.join(copy, folder), exist_ok=True)
-            process = _started(words, os.path.join(copy, folder), _environment(programs, env, info, in_gang))
+            argv = call_program.argv(kept) if is_call else words
+            process = _started(argv, os.path.join(copy, folder), _environment(programs, env, info, in_gang))
         except BaseException:
             files.end(127)
             raise

@@ -74,6 +74,7 @@ class ProgramCall:
         procs: the number of processes on each node of a gang; None for one process on the only node.
         on_notice: the name of the signal at a notice.
         secrets: the values that are masked in the output files, by their names.
+        is_call: True for a call of a `@compute` function, which `words` name.
     """
 
     words: tuple[str, ...]
@@ -84,6 +85,7 @@ class ProgramCall:
     procs: int | None
     on_notice: str
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    is_call: bool = False
 
     def sent(self, pool: ComputePool, attempt: int = 0) -> CallFuture[Any]:
         """Send the call to its nodes in a pool, and return its future: of the exit status, or a list of those of ranks.
@@ -93,7 +95,7 @@ class ProgramCall:
         """
         call = compute(node_program.run, output="silent")(
             self.words, self.places, self.folder, self.env, self.output, self.procs is not None, self.on_notice,
-            dict(self.secrets),
+            dict(self.secrets), self.is_call,
         )  # fmt: skip
         if self.procs is not None:
             call = call.with_options(procs=self.procs)

@@ -45,7 +45,7 @@ from skypool.offers.ranking import Plan
 from skypool.offers.sort_keys import OrderBy
 from skypool.rental.budget import Budget, ceiling
 from skypool.rental.records import RunEnd
-from skypool.runs import detached_run, end_hook
+from skypool.runs import detached_run, end_hook, packed_call
 from skypool.runs.detached_run import DetachedRun
 from skypool.runs.output_spool import OutputSpool
 from skypool.runs.program_run import exit_status
@@ -53,10 +53,10 @@ from skypool.runs.target import Target
 from skypool.runs.teller import Teller
 from skypool.runs.whole_run import FAILED, Asked, WholeRun, cost, planned, stranger_in, unlimited
 from skypool.text import change_texts, plain, printable
+from skypool_images import Image
 
 if TYPE_CHECKING:
     from skypool.offers.need import AcceleratorAsked
-    from skypool_images import Image
 
 T = TypeVar("T")
 _KEPT = 1_000_000
@@ -104,7 +104,7 @@ class Run(Generic[T]):
         return "failed" if self.returncode else "succeeded"
 
     @staticmethod
-    def get(name: str) -> DetachedRun:
+    def get(name: str) -> DetachedRun[Any]:
         """Return the newest run of this name that belongs to its machine, or did so, whichever process has started it.
 
         Raises:
@@ -139,10 +139,30 @@ def run(
     data: Mapping[str, str | Bucket] | None = None,
     complete: Sequence[str] | None = None,
     name: str | None = None,
+    detach: Literal[False] = False,
     on_end: str | None = None,
     check: bool = False,
     **terms: Unpack[NodeTerms],
 ) -> Run[T]: ...
+@overload
+def run(
+    target: Call[T],
+    provider: Driver | str | Sequence[Driver | str] | None = None,
+    *,
+    accelerator: AcceleratorAsked = None,
+    image: Image | None = None,
+    order_by: OrderBy = "cheapest",
+    save: Mapping[str, str | Bucket] | None = None,
+    data: Mapping[str, str | Bucket] | None = None,
+    complete: Sequence[str] | None = None,
+    budget: float | Budget | None = None,
+    max_lifetime: Duration | None = None,
+    name: str | None = None,
+    detach: Literal[True],
+    keep: Duration | None = None,
+    on_end: str | None = None,
+    **terms: Unpack[NodeTerms],
+) -> DetachedRun[T]: ...
 @overload
 def run(
     target: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -196,7 +216,7 @@ def run(
     on_end: str | None = None,
     yes: bool = False,
     **terms: Unpack[NodeTerms],
-) -> DetachedRun: ...
+) -> DetachedRun[None]: ...
 def run(
     target: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Call[Any],
     provider: Driver | str | Sequence[Driver | str] | None = None,
@@ -226,7 +246,7 @@ def run(
     check: bool = False,
     yes: bool = False,
     **terms: Unpack[NodeTerms],
-) -> Run[Any] | DetachedRun:
+) -> Run[Any] | DetachedRun[Any]:
     """Rent machines, run a program or a call there, show what it prints, and end the machines.
 
         run = skypool.run("train.py", "aws", accelerator="H100:8", budget=120, save="out", check=True)
@@ -263,9 +283,10 @@ def run(
         linger: how long the machines stay after the run. The next run of the project with `linger` and the same needs
             uses them, within the limits of the first. Default None: they end with the run.
         new: True to rent machines though an earlier run has left some. Default False.
-        detach: True to return a `DetachedRun` as soon as the program belongs to its machine, which then needs nobody
-            and ends itself: see docs/close-the-lid.md. Needs a limit, and one node. Default False: return at the end.
-        keep: with `detach`, how long the machine stays after the program, with what that has written. Needed if the
+        detach: True to return a `DetachedRun` as soon as the program or call belongs to its machine, which then needs
+            nobody and ends itself: see docs/close-the-lid.md. Needs a limit, and one node. `DetachedRun.result` returns
+            the value of the call later. Default False: return at the end.
+        keep: with `detach`, how long the machine stays after the run, with what that has written. Needed if the
             machine costs money and `save` names no bucket. Default None: it ends with the program.
         on_end: the https address of a webhook, such as one of Slack or Discord, to which is posted how the run has
             ended; or the name of a variable that has it. It is shown nowhere: docs/run.md. Default None: nothing is
@@ -298,10 +319,12 @@ def run(
         **terms,
     }
     if isinstance(target, Call):
+        if keep is not None and not detach:
+            raise UsageError("keep= is for runs that belong to their machine; add detach=True, or leave it out")
         given: dict[str, object] = {
             "procs": procs, "node": node, "packages": packages, "env": env, "secrets": secrets, "include": include,
             "save": None if isinstance(save, Mapping) else save, "yes": yes or None, "linger": linger,
-            "new": new or None, "on_notice": on_notice, "detach": detach or None, "keep": keep,
+            "new": new or None, "on_notice": on_notice,
         }  # fmt: skip
         for option, value in given.items():
             if value is not None:
@@ -313,6 +336,29 @@ def run(
             "data": data,
             "complete": texts("complete", complete),
         }
+        if switch("detach", detach):
+            if check:
+                raise _no_check()
+            asked = Asked(
+                rent=rent,
+                nodes=nodes,
+                buckets={} if save is None else cast(Any, save),
+                data={} if data is None else data,
+                complete=texts("complete", complete),
+                name=name,
+                budget=None if budget is None else budget.max_usd,
+                max_lifetime=lifetime,
+                best_effort=budget is not None and budget.best_effort,
+                detach=True,
+                keep=None if keep is None else seconds("keep", keep),
+                image=Image() if image is None else image,
+                is_call=True,
+                retries=target.options.retries,
+                on_end=_address(on_end),
+            )
+            packed_call.check(target)
+            with packed_call.as_target(target) as made:
+                return cast("DetachedRun[Any]", _run_program(made, asked, check=False))
         return _run_call(
             target, {**rent, "image": image}, nodes, budget, lifetime, name, check, saves, _address(on_end)
         )
@@ -325,7 +371,7 @@ def run(
     if node is not None:
         whole("node", node, "the number of a node", least=0)
     if detach and check:
-        raise UsageError("with detach=True, nobody knows yet how the program ends; leave check= out, and see `wait`")
+        raise _no_check()
     asked = Asked(
         rent=rent,
         nodes=nodes,
@@ -352,6 +398,10 @@ def run(
         on_end=on_end or "",
     )
     return _run_program(Target.of(_words(target)), asked, check)
+
+
+def _no_check() -> UsageError:
+    return UsageError("with detach=True, nobody knows yet how the program ends; leave check= out, and see `wait`")
 
 
 def _refuse_name(name: str) -> NoReturn:
@@ -412,7 +462,7 @@ def _variables(env: Mapping[str, str] | None) -> dict[str, str]:
 # --- programs ----------------------------------------------------------------------------------------------------
 
 
-def _run_program(target: Target, asked: Asked, check: bool) -> Run[None] | DetachedRun:
+def _run_program(target: Target, asked: Asked, check: bool) -> Run[None] | DetachedRun[Any]:
     tell = _Printer()
     what = shlex.join(target.words)
     made: WholeRun | None = None

@@ -54,11 +54,11 @@ from skypool.head.states import (
 )
 from skypool.logs.masking import Masker
 from skypool.pool.states import Phase
-from skypool.runs import end_hook, stored
+from skypool.runs import call_program, end_hook, stored
 from skypool.runs.needs import Needs
 from skypool.runs.own_thread import in_thread
 from skypool.runs.program_run import exit_status
-from skypool.runs.stored import About, KeptFolder, RunStatus
+from skypool.runs.stored import About, KeptFolder, KeptResult, RunStatus
 from skypool.safety import private, removal, user_folders
 from skypool.shipping import pure_packages
 from skypool.text import one_line
@@ -72,6 +72,8 @@ _TO_TELL = 10.0
 """Seconds before that end in which it is stored what was saved to buckets. The program is stopped so much earlier."""
 _TO_NOTE = 5.0
 """The most seconds in which the end of the run is kept in the buckets of its folders, after it was stored here."""
+_TO_KEEP = 120.0
+"""The most seconds in which the result of a call is kept there, before that."""
 _TO_POST = 2.0
 """Seconds before the written end in which the end of the run is not posted any more."""
 _TO_HEAR_OF = 20.0
@@ -269,6 +271,10 @@ class RunnerProcess:
     def _output(self, attempt: int) -> Path:
         return self._folder / stored.OUTPUT / str(attempt)
 
+    def _result(self, attempt: int) -> Path:
+        """Return the file with the result of a call. It is never unpickled here."""
+        return self._output(attempt) / "0" / call_program.RESULT
+
     def _on_call_end(self, attempt: int, call: Future[Any]) -> None:
         if not call.cancelled() and call.exception() is not None:
             self._failed = time.monotonic(), attempt
@@ -286,6 +292,7 @@ class RunnerProcess:
         found = stored.statuses(self._output(attempts), range(needs.call.procs or 1))
         status = None if None in found else next(filter(None, found), 0)
         folders = self._save_rest(calm=outcome is Outcome.ENDED and status == 0)
+        digest = None if status is None else call_program.digest_of(self._result(attempts))
         is_limit = self._state.is_expired and outcome is not Outcome.ENDED  # else it has ended by itself meanwhile
         now = self._now
         ended = RunStatus(
@@ -299,9 +306,12 @@ class RunnerProcess:
             why=self._why(),
             saved=needs.saved,
             folders=folders,
+            result=None if digest is None else KeptResult(*digest),
         )
         done = self._stored(ended)
         self._post(replace(ended, outcome=done.outcome), done.why if isinstance(done, NotStored) else "")
+        if needs.call.is_call:
+            call_program.clean(Path(self._about.folder))
         self._events.put(done)
 
     def _save_rest(self, calm: bool) -> tuple[KeptFolder, ...]:
@@ -367,8 +377,15 @@ class RunnerProcess:
         if not self._needs.folders or pool is None or pool._begun is None:
             return
         name, text = stored.note_name(status.claim, self._heir), stored.note_of(status, self._heir, self._seal_key)
-        seconds = min(_TO_NOTE, self._until - clock.elapsed() - _TO_NOTE / 2)
         [node] = pool.nodes
+        left = self._until - clock.elapsed() - _TO_NOTE / 2
+        if status.result is not None:
+            kept, seconds = stored.result_name(status.claim, self._heir), min(_TO_KEEP, left - _TO_NOTE)
+            self._stuck_at += max(0.0, seconds)
+            file = str(self._result(status.attempts))
+            if not pool._begun.saving.note(node, kept, "", seconds, file):
+                print("the result of the call is not in all buckets of its folders", file=sys.stderr, flush=True)
+        seconds = min(_TO_NOTE, left)
         if not pool._begun.saving.note(node, name, text, seconds):
             print("how the run has ended is not in all buckets of its folders", file=sys.stderr, flush=True)
 

@@ -117,6 +117,27 @@ class KeptFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptResult:
+    """The file with the result of a call, by which it is known again.
+
+    Attributes:
+        bytes: its size.
+        sha256: its SHA-256, 64 hexadecimal digits.
+    """
+
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> KeptResult:
+        """Return what a JSON object is. Raises KeyError, TypeError or ValueError for anything else."""
+        found = cls(int(said["bytes"]), str(said["sha256"]))
+        if found.bytes < 0 or len(found.sha256) != 64 or set(found.sha256) - set("0123456789abcdef"):
+            raise ValueError("no result is known so")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus:
     """The end of a run, as its runner has stored it.
 
@@ -131,6 +152,7 @@ class RunStatus:
         why: why the program has failed, if that is known; "" if not.
         saved: the folder that was to be fetched, on the machine; "" for none.
         folders: the folders that are kept in buckets.
+        result: what the call has returned or raised; None for a program, or if there is nothing.
     """
 
     claim: Claim
@@ -143,6 +165,7 @@ class RunStatus:
     why: str = ""
     saved: str = ""
     folders: tuple[KeptFolder, ...] = ()
+    result: KeptResult | None = None
 
     @property
     def unsaved(self) -> str:
@@ -185,6 +208,7 @@ class RunStatus:
                 why=one_line(str(said["why"]), 1000),
                 saved=str(said["saved"]),
                 folders=tuple(map(KeptFolder.from_json, [*said.get("folders", ())][:_MOST_FOLDERS])),
+                result=None if said.get("result") is None else KeptResult.from_json(said["result"]),
             )
         except (KeyError, OverflowError, TypeError, ValueError) as e:
             raise SkypoolError(
@@ -279,6 +303,11 @@ def _packed(status: RunStatus) -> bytes:
 def note_name(claim: Claim, heir: str) -> str:
     """Return the name of the end of a run in a bucket. `heir` is the digest by which its hand-over is known."""
     return f"{claim.run}-{claim.generation}-{heir[:_DIGITS]}.json"
+
+
+def result_name(claim: Claim, heir: str) -> str:
+    """Return the name of the result of a call in a bucket, beside the end of its run."""
+    return f"{claim.run}-{claim.generation}-{heir[:_DIGITS]}.result"
 
 
 def note_of(status: RunStatus, heir: str, key: str) -> str:

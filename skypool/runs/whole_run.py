@@ -114,6 +114,9 @@ class Asked:
         linger: the seconds for which the machines stay after the run; None if they end with it.
         new: True to rent machines though an earlier run has left some.
         node: the number of the only node that runs the program; None for all.
+        image: the image of the machines on which a call runs; None for a program, which has that of its project.
+        is_call: True if the target is a call, as `packed_call.as_target` makes it.
+        retries: how often the program is started again on its own machine after it was lost.
         best_effort: True if the budget may hold only while this process runs: on machines that cannot end themselves.
     """
 
@@ -140,6 +143,9 @@ class Asked:
     on_notice: str = ""
     detach: bool = False
     keep: float | None = None
+    image: Image | None = None
+    is_call: bool = False
+    retries: int = 0
     on_end: str = field(default="", repr=False)
     watch: bool | None = None
 
@@ -404,7 +410,7 @@ class WholeRun:
         self._rent = {
             **asked.rent,
             "nodes": asked.nodes,
-            "image": Image(secrets=self._secrets),
+            "image": Image(secrets=self._secrets) if asked.image is None else asked.image,
         }
         if asked.linger is not None and not asked.new:
             self._former = lingering.left(self._mark, asked.nodes, tell.option, tell.note)
@@ -816,7 +822,7 @@ class WholeRun:
         Raises SkypoolError if the run was not started, or if that is not known.
         """
         pool, tell, account = made.pool, self._tell, given.account
-        call = replace(made.call(programs), secrets=self._masked)
+        call = replace(made.call(programs), secrets=self._masked, is_call=self._asked.is_call)
         [(copy, _)] = call.places.values()
         saved = os.path.normpath(os.path.join(copy, call.folder, self._save)) if self._save else ""
         until = time.monotonic() + _TO_RENEW
@@ -828,7 +834,8 @@ class WholeRun:
                 )
             time.sleep(_TO_RENEW / 50)
         folders = [each.path for each in self._buckets]
-        needs = Needs.of(account.claim, pool._handed_over(), call, 0, saved, folders, self._on_end)
+        retries = self._asked.retries
+        needs = Needs.of(account.claim, pool._handed_over(), call, retries, saved, folders, self._on_end)
         needs.packed()  # a mistake there is told while the machine has no other owner
         left, facts = made.left_behind(), pool._sender.working().facts
         tell.stage("the machine, which takes the run over")

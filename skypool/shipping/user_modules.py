@@ -10,6 +10,7 @@ module that is reloaded later is read again.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import io
@@ -20,7 +21,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator, MutableMapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -452,6 +454,46 @@ def _names_at(folder: str, _changed: int) -> set[str]:
     except OSError:
         return set()
     return {name for name in found if name.isidentifier()}
+
+
+def own_units(texts: Iterable[bytes]) -> list[Unit]:
+    """Return the user's own modules and packages that a call may import when nobody can be asked for them any more.
+
+    These are the loaded ones, and those that they or the scripts import by a statement. `texts` are the texts of the
+    scripts, compressed by zlib.
+    """
+    manifest()
+    with _lock:
+        found = dict(_loaded)
+    lender = Lender()
+    todo = {each for text in texts for each in _imported(zlib.decompress(text))}
+    todo |= {each for unit in found.values() for each in _imported_by(unit)}
+    seen = set(found)
+    while todo:
+        name = todo.pop()
+        if name in seen or name in sys.stdlib_module_names:
+            continue
+        seen.add(name)
+        unit = lender._unit(name, "")
+        if unit is not None:
+            found[name] = unit
+            todo |= _imported_by(unit)
+    return [*found.values()]
+
+
+def _imported_by(unit: Unit) -> set[str]:
+    return {name for path, data in unit.files.items() if path.endswith(".py") for name in _imported(data)}
+
+
+def _imported(text: bytes) -> set[str]:
+    """Return the names of the top-level modules that a module imports by a statement."""
+    try:
+        nodes = [*ast.walk(ast.parse(text))]
+    except (RecursionError, SyntaxError, ValueError):  # such as a cell of a notebook with magic
+        return set()
+    names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {each.partition(".")[0] for each in names} - {""}
 
 
 # --- answers to nodes --------------------------------------------------------------------------------------------

@@ -89,9 +89,12 @@ class Order:
         """Return the order as the mover reads it. The keys are part of it."""
         return {"do": "fill" if self.is_data else "save", **asdict(self)}
 
-    def note(self, name: str, text: str) -> dict[str, Any]:
-        """Return the order to keep a small text beside the folder's files in the bucket, below the name `NOTES`."""
-        return {"do": "note", "id": self.id, "serial": self.serial, "name": name, "text": text}
+    def note(self, name: str, text: str, file: str = "") -> dict[str, Any]:
+        """Return the order to keep a small text beside the folder's files in the bucket, below the name `NOTES`.
+
+        If `file` is the path of a file on the node, its content is kept in place of the text.
+        """
+        return {"do": "note", "id": self.id, "serial": self.serial, "name": name, "text": text, "file": file}
 
     def new_values(self, values: Sequence[str], credentials: int) -> dict[str, Any]:
         """Return the order to use other values from now on. `credentials` is their number."""
