@@ -12,6 +12,7 @@ import urllib.request
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPMessage
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -145,7 +146,9 @@ def _tries(url: str, data: bytes, until: float) -> str:
 class _Stays(urllib.request.HTTPRedirectHandler):
     """Follows no redirection, which could lead to another server."""
 
-    def redirect_request(self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, *_: Any) -> None:
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
         return None
 
 

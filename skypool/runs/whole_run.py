@@ -683,7 +683,7 @@ class WholeRun:
                 self._tell_stay(name)
 
     def _run_and_watch(self, pool: ComputePool, unlisten: Callable[[], None]) -> int:
-        is_cancelled = False
+        status, is_cancelled = FAILED, False
         try:
             status = self._run_on(pool, unlisten)
         except KeyboardInterrupt:
