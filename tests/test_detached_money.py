@@ -65,7 +65,7 @@ def endless(tmp_path: Path) -> Iterator[FakeCloud]:
 
 
 def check(rent: dict[str, Any], **options: Any) -> None:
-    asked, tell = Asked(rent, detach=True, keep=60.0, **options), _Printer()
+    asked, tell = Asked(rent, detach=True, keep=60.0, **{"lossy": True, **options}), _Printer()
     try:
         WholeRun(Target.of(["train.py"]), asked, tell).check()
     finally:
@@ -223,6 +223,19 @@ def test_a_spot_machine_needs_a_limit_of_its_price(cloud: FakeCloud, monkeypatch
     assert cloud.count() == 0
 
 
+def test_a_spot_machine_whose_run_is_in_no_bucket_needs_a_word_for_that(cloud: FakeCloud, tmp_path: Path) -> None:
+    spot = {"provider": cloud, "market": "spot"}
+    said = r"is a spot machine, .* lost when it is taken back: .*save=.*s3://models/x.*, or add lossy=True"
+    with pytest.raises(UsageError, match=said):
+        check(spot, budget=100.0, lossy=False)
+    check(spot, budget=100.0)
+    check(spot, budget=100.0, lossy=False, buckets={"out": f"file://{tmp_path}"})
+    check({"provider": cloud, "market": "on-demand"}, budget=100.0, lossy=False)
+    with pytest.raises(UsageError, match=r"lossy=True is for runs that nobody watches; add detach=True"):
+        WholeRun(Target.of(["train.py"]), Asked(spot, budget=100.0, lossy=True), _Printer())
+    assert cloud.count() == 0
+
+
 def test_the_worst_bill_without_a_budget_has_the_highest_price_that_was_asked_for(tmp_path: Path) -> None:
     supply = rented(cloud_at(tmp_path / "cloud"), budget=None, market="spot", max_usd_per_hour=20.0)
     assert supply._order(list(cloud_at(tmp_path / "cloud").offers(Need()))[1], (0,)).max_usd_per_hour == 20.0
@@ -317,7 +330,9 @@ def test_a_program_on_a_spot_machine_is_stopped_before_the_end_that_its_budget_p
     usd = (ENDING + 60.0) * 1.25 * 36.0 / 3600
     with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0, market="spot")]) as cloud:
         rent = {"provider": cloud, "market": "spot"}
-        whole = WholeRun(Target.of(["train.py"]), Asked(rent, name=name, budget=usd, detach=True, keep=2.0), _Printer())
+        whole = WholeRun(
+            Target.of(["train.py"]), Asked(rent, name=name, budget=usd, detach=True, keep=2.0, lossy=True), _Printer()
+        )
         whole.check()
         assert whole.run() == 0
         run = record_of(name).run

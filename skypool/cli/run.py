@@ -26,7 +26,7 @@ _WRONG = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
 _OWN = frozenset({
     "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
     "--save", "--data", "--disk", "--on-notice", "--budget", "--best-effort", "--max-price", "--max-lifetime",
-    "--linger", "--dry-run", "--detach", "--attached", "--keep", "--on-end",
+    "--linger", "--dry-run", "--detach", "--attached", "--keep", "--lossy", "--on-end",
 })  # fmt: skip
 """Options of skypool that few programs have."""
 
@@ -182,6 +182,10 @@ def run(
             "--keep", help="How long the machine of a run that belongs to it stays after the run, with its output: 1h."
         ),
     ] = None,
+    lossy: Annotated[
+        bool,
+        typer.Option("--lossy", help="With --detach --spot: the run may be lost, as nothing of it is in a bucket."),
+    ] = False,
     on_end: Annotated[
         str,
         typer.Option(
@@ -228,7 +232,7 @@ def run(
             folders, name, budget, _duration("--max-lifetime", max_lifetime), yes,
             _duration("--linger", linger), new, node, best_effort, buckets, complete or (), place,
             sources, on_notice, detach, _duration("--keep", keep), on_end=on_end,
-            watch=None if detach else not attached,
+            watch=None if detach else not attached, lossy=lossy,
         )  # fmt: skip
         whole = WholeRun(target, asked, tell)
         _tell_options(words, tell)

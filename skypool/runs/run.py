@@ -160,6 +160,7 @@ def run(
     name: str | None = None,
     detach: Literal[True],
     keep: Duration | None = None,
+    lossy: bool = False,
     on_end: str | None = None,
     **terms: Unpack[NodeTerms],
 ) -> DetachedRun[T]: ...
@@ -213,6 +214,7 @@ def run(
     name: str | None = None,
     detach: Literal[True],
     keep: Duration | None = None,
+    lossy: bool = False,
     on_end: str | None = None,
     yes: bool = False,
     **terms: Unpack[NodeTerms],
@@ -242,6 +244,7 @@ def run(
     new: bool = False,
     detach: bool = False,
     keep: Duration | None = None,
+    lossy: bool = False,
     on_end: str | None = None,
     check: bool = False,
     yes: bool = False,
@@ -288,6 +291,8 @@ def run(
             the value of the call later. Default False: return at the end.
         keep: with `detach`, how long the machine stays after the run, with what that has written. Needed if the
             machine costs money and `save` names no bucket. Default None: it ends with the program.
+        lossy: with `detach`, True to take a spot machine though `save` names no bucket: if it is taken back, all that
+            the run has written is lost. Default False.
         on_end: the https address of a webhook, such as one of Slack or Discord, to which is posted how the run has
             ended; or the name of a variable that has it. It is shown nowhere: docs/run.md. Default None: nothing is
             posted.
@@ -319,8 +324,9 @@ def run(
         **terms,
     }
     if isinstance(target, Call):
-        if keep is not None and not detach:
-            raise UsageError("keep= is for runs that belong to their machine; add detach=True, or leave it out")
+        if (keep is not None or lossy) and not detach:
+            named = "lossy=" if keep is None else "keep="
+            raise UsageError(f"{named} is for runs that belong to their machine; add detach=True, or leave it out")
         given: dict[str, object] = {
             "procs": procs, "node": node, "packages": packages, "env": env, "secrets": secrets, "include": include,
             "save": None if isinstance(save, Mapping) else save, "yes": yes or None, "linger": linger,
@@ -354,6 +360,7 @@ def run(
                 image=Image() if image is None else image,
                 is_call=True,
                 retries=target.options.retries,
+                lossy=switch("lossy", lossy),
                 on_end=_address(on_end),
             )
             packed_call.check(target)
@@ -395,6 +402,7 @@ def run(
         on_notice=on_notice or "",
         detach=switch("detach", detach),
         keep=None if keep is None else seconds("keep", keep),
+        lossy=switch("lossy", lossy),
         on_end=on_end or "",
     )
     return _run_program(Target.of(_words(target)), asked, check)
@@ -714,7 +722,7 @@ class _Printer(Teller):
         return self._kept.text
 
     def option(self, name: str, value: object = None) -> str:
-        return f"{name}=True" if name in ("yes", "identity", "detach") else _option(name, value)
+        return f"{name}=True" if name in ("yes", "identity", "detach", "lossy") else _option(name, value)
 
     def ask(self, question: str) -> bool | None:
         return None

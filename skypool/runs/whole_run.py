@@ -106,6 +106,7 @@ class Asked:
         keep: if the run belongs to its machine, the seconds that this stays after it, with what it has left there. If
             the run is watched, None stands for ten minutes if nobody watches its end, where that is needed.
         on_end: the address to which the end of the run is posted, or the name of a variable that has it; "" for none.
+        lossy: True if a run on a spot machine that nobody watches may be lost, as nothing of it is in a bucket.
         complete: what is written last into a checkpoint, as `ComputePool` takes it.
         name: the name of the pool; None for one from the program's name.
         budget: the most USD that the run may cost.
@@ -148,6 +149,7 @@ class Asked:
     retries: int = 0
     on_end: str = field(default="", repr=False)
     watch: bool | None = None
+    lossy: bool = False
 
     @property
     def is_gang(self) -> bool:
@@ -194,6 +196,9 @@ class WholeRun:
         if asked.new and asked.linger is None:
             stay = tell.option("linger", "30m")
             raise UsageError(f"{tell.option('new')} is for runs whose machines stay; add {stay}")
+        if asked.lossy and not asked.detach:
+            lossy, detach = tell.option("lossy"), tell.option("detach")
+            raise UsageError(f"{lossy} is for runs that nobody watches; add {detach}, or leave it out")
         if asked.detach:
             self._check_detach()
         elif asked.keep is not None and asked.watch is None:
@@ -314,6 +319,12 @@ class WholeRun:
                 raise UsageError(f"{what} has {each.hosts} hosts, and {detach} takes a run on one node; leave it out")
             if each.trust != "full":
                 raise UsageError(f"{what} is a machine of a stranger, to whom no run is given; leave {detach} out")
+            if each.market == "spot" and not self._buckets and not self._asked.lossy:
+                raise UsageError(
+                    f"{what} is a spot machine, and all that the run has written is lost when it is taken back: have "
+                    f"what it saves kept in a bucket, as by {self._tell.option('save', 'out=s3://models/x')}, or add "
+                    f"{self._tell.option('lossy')} if it may be lost"
+                )
             if each.usd_per_hour and self._asked.keep is None and not self._buckets:
                 raise UsageError(
                     f"how the run ends, what it prints and what it saves are on its machine alone, and lost with it: "
