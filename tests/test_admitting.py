@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import skypool as sky
 from skypool.accelerators import parse
 from skypool.drivers import settings
 from skypool.drivers.contract import Admits, Driver, admitted
+from skypool.errors import CredentialsError, ProviderError
 from skypool.model import Access, Instance, Need, Order
 from skypool.runs import reaching
 from skypool.testing import FakeCloud
@@ -116,6 +118,24 @@ def test_the_machine_of_a_run_is_reached_after_the_address_was_admitted(tmp_path
     TOLD.clear()
     reaching.reach(record_of())
     assert TOLD == ["admit i-0001", "access i-0001"]
+
+
+def test_a_machine_that_could_not_let_the_address_in_is_tried_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def admit(_: Driver, instance: Instance) -> None:
+        raise errors.pop()
+
+    cloud = Guarded(cloud_at(tmp_path / "cloud").state, machines=False, patience=0.3)
+    monkeypatch.setattr(Guarded, "admit", admit)
+    instance = Instance("fake", "i-0001", "train", 0)
+    errors = [CredentialsError("wrong key"), ProviderError("the public address is not known")]
+    TOLD.clear()
+    with pytest.warns(RuntimeWarning, match="i-0001 may not be reached from here: the public address is not known"):
+        admitted(cloud, instance)
+    assert TOLD == ["access i-0001"]
+    with pytest.raises(CredentialsError):
+        admitted(cloud, instance)
 
 
 def test_a_driver_without_the_method_is_asked_for_the_way_alone(tmp_path: Any) -> None:

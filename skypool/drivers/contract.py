@@ -18,7 +18,7 @@ from functools import partial
 from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from skypool import tracebacks
-from skypool.errors import StillRunning, not_ended
+from skypool.errors import CredentialsError, ProviderError, StillRunning, not_ended
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order, Trust
 
 T = TypeVar("T")
@@ -77,10 +77,19 @@ def ends_itself(driver: Driver, offer: Offer) -> bool:
 def admitted(driver: Driver, instance: Instance) -> Access:
     """Have a driver let the present address of this computer in, and return how to connect to an instance.
 
-    Raises what `admit` and `access` of the driver raise.
+    If the driver cannot do that, the user is told: the address may be let in already.
+
+    Raises:
+        CredentialsError: the account is refused.
+        SkypoolError: the instance cannot be reached, as `access` of the driver raises it.
     """
     if isinstance(driver, Admits):
-        driver.admit(instance)
+        try:
+            driver.admit(instance)
+        except CredentialsError:
+            raise
+        except ProviderError as e:
+            tracebacks.warn(f"machine {instance.id} may not be reached from here: {e}")
     return driver.access(instance)
 
 

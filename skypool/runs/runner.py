@@ -53,6 +53,7 @@ from skypool.head.states import (
     Welcome,
 )
 from skypool.logs.masking import Masker
+from skypool.pool.engine import PoolEngine
 from skypool.pool.states import Phase
 from skypool.runs import call_program, end_hook, stored
 from skypool.runs.needs import Needs
@@ -86,6 +87,7 @@ _TO_STORE = 0.0, 2.0, 5.0
 """The pauses in seconds before each try to store how the run has ended. Others may free what is missing meanwhile."""
 _STUCK = 60.0
 """Seconds after which a work that has not ended counts as stuck: no work takes so long on a machine that is well."""
+_TAKEN = "its provider has taken its machine back"
 _UNSAID = 10.0
 """Seconds after the failure of a call in which the agent says that its attempt is over, if it was ever begun."""
 
@@ -126,6 +128,8 @@ class RunnerProcess:
         self._failed: tuple[float, int] | None = None  # when the call of which attempt has failed
         self._heir = self._seal_key = ""
         self._until = math.inf  # the written end, by `clock.elapsed`, which steps of this machine's clock do not change
+        self._taken = math.inf  # when the provider takes the machine back, by the same clock
+        self._stops = math.inf  # when the program is stopped for that
         self._moves = 0
         self._stuck_at = math.inf  # when the present work counts as stuck
         self._alive_at = 0.0
@@ -256,6 +260,11 @@ class RunnerProcess:
         limits.lifetime = self._until - clock.elapsed()
 
     @property
+    def _end(self) -> float:
+        """When the machine ends in any case, by `clock.elapsed`."""
+        return min(self._until, self._taken)
+
+    @property
     def _now(self) -> float:
         """The present time in seconds since 1970, by the clock of the client."""
         return self._needs.ends - (self._until - clock.elapsed())
@@ -293,17 +302,18 @@ class RunnerProcess:
         status = None if None in found else next(filter(None, found), 0)
         folders = self._save_rest(calm=outcome is Outcome.ENDED and status == 0)
         digest = None if status is None else call_program.digest_of(self._result(attempts))
+        is_taken = self._taken < math.inf and outcome is not Outcome.ENDED and not self._state.is_cancelled
         is_limit = self._state.is_expired and outcome is not Outcome.ENDED  # else it has ended by itself meanwhile
         now = self._now
         ended = RunStatus(
             claim=needs.claim,
-            outcome=outcome,
+            outcome=Outcome.INTERRUPTED if is_taken else outcome,
             returncode=None if status is None else exit_status(status),
             attempts=attempts,
             ended=now,
             usd=sum(each.at(now).usd for each in needs.handover.record.lines),
-            limit=needs.limit if is_limit else "",
-            why=self._why(),
+            limit=needs.limit if is_limit and not is_taken else "",
+            why=_TAKEN if is_taken else self._why(),
             saved=needs.saved,
             folders=folders,
             result=None if digest is None else KeptResult(*digest),
@@ -324,7 +334,7 @@ class RunnerProcess:
         engine.rental.limits.lifetime = None  # from now on, the written end alone ends the machine
         known = self._hear_of_folders()
         self._stuck_at += max((each.drain for (_, id_), each in known.items() if id_ in folders), default=0.0)
-        engine.saving.end([node], max(0.0, self._until - clock.elapsed() - _TO_TELL / 2), calm=calm, fits=True)
+        engine.saving.end([node], max(0.0, self._end - clock.elapsed() - _TO_TELL / 2), calm=calm, fits=True)
         known = engine.saving.states()
         return tuple(KeptFolder.of(each, known.get((node, each))) for each in folders)
 
@@ -361,7 +371,7 @@ class RunnerProcess:
             return
         with contextlib.suppress(OSError, SkypoolError):  # what a former runner has stored counts
             status = stored.stored(self._folder) or status
-        limit = min(end_hook.LIMIT, self._until - clock.elapsed() - _TO_POST)
+        limit = min(end_hook.LIMIT, self._end - clock.elapsed() - _TO_POST)
         self._stuck_at += max(0.0, limit)
         end = replace(status.end, why="; ".join(filter(None, [status.why, why])))
         began = self._needs.handover.record.started
@@ -378,7 +388,7 @@ class RunnerProcess:
             return
         name, text = stored.note_name(status.claim, self._heir), stored.note_of(status, self._heir, self._seal_key)
         [node] = pool.nodes
-        left = self._until - clock.elapsed() - _TO_NOTE / 2
+        left = self._end - clock.elapsed() - _TO_NOTE / 2
         if status.result is not None:
             kept, seconds = stored.result_name(status.claim, self._heir), min(_TO_KEEP, left - _TO_NOTE)
             self._stuck_at += max(0.0, seconds)
@@ -413,7 +423,8 @@ class RunnerProcess:
         engine = pool._begun
         if engine is None or self._state.phase is not RunnerPhase.OWNER:
             return
-        if engine.limits.until_stop() <= 0:
+        self._hear_of_notice(engine)
+        if engine.limits.until_stop() <= 0 or self._stops <= clock.elapsed():
             engine.rental.limits.lifetime = None  # the pool must not end while the last files are saved
             self._step(Expired())
         if self._failed is not None:
@@ -421,6 +432,15 @@ class RunnerProcess:
             if attempt == self._state.attempt and time.monotonic() > at + _UNSAID:  # it has never reached the agent
                 self._failed = None
                 self._step(AgentSaid(ProgramOver(attempt, Program.LOST)))
+
+    def _hear_of_notice(self, engine: PoolEngine) -> None:
+        """Note when the provider takes the machine back, and when the program is stopped so that its end is stored."""
+        at = next((each.taken for each in engine.life.state.nodes.values() if each.taken is not None), None)
+        if at is None or self._taken < math.inf:
+            return
+        now, left = clock.elapsed(), at - time.time()
+        to_save = _TO_TELL + engine.saving.reserve if self._needs.folders else 0.0
+        self._taken, self._stops = now + left, now + max(left / 2, left - _TO_END - to_save)
 
     def _close(self) -> None:
         """Close the pool, whose machine the agent ends, within some seconds."""
