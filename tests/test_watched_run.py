@@ -126,6 +126,23 @@ def test_ctrl_c_cancels_a_watched_run_fetches_its_folder_and_ends_its_machine(wa
     assert watched.entry() == Entry(State.ENDED, Outcome.CANCELLED)
 
 
+def test_what_cannot_be_fetched_at_the_end_stays_with_the_machine(watched: Watched) -> None:
+    with watched.start(PRINTS, "--budget", "20", "--save", "out") as process:
+        began = watched.began
+        (watched.folder / "out").write_text("in its way")
+        began.with_name("go").touch()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "what the program wrote into out was not fetched: " in err
+    assert f"the machine stays for 10:00 min after the run: `skypool pull {watched.name} out` fetches" in err
+    assert [each.state for each in watched.cloud.instances(pool=watched.name)] == ["running"]
+    run = sky.Run.get(watched.name)
+    run.pull("out", watched.folder / "fetched")
+    assert (watched.folder / "fetched" / "result").read_text() == "found"
+    run.end()
+    assert watched.cloud.count() == 0
+
+
 def test_a_closed_pipe_ends_the_view_alone(watched: Watched) -> None:
     program = PRINTS.replace("print('done'", "print('more', flush=True)\nprint('done'")
     with watched.start(program, "--budget", "20") as process:

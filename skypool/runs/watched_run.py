@@ -83,10 +83,12 @@ class WatchedRun:
         left: what was on the machine when the program began.
         folder: the folder that is fetched, below that in which the program starts; "" for none.
         target: the folder here.
+        stay: the seconds that the machine stays after the run if nobody ends it.
 
     Attributes:
         end: how the run has ended; None before.
-        receipt: the receipt when the end of the machine is proved; None before.
+        receipt: the receipt when the end of the machine is proved; None before, and if the machine stays, as what the
+            run has left there could not be fetched.
         unsaved: why what the program saved could not be fetched, or is not in a bucket; "" if it is.
     """
 
@@ -100,13 +102,15 @@ class WatchedRun:
         left: LeftBehind,
         folder: str,
         target: Path,
+        stay: float,
     ) -> None:
         self._record, self._known, self._tell = record, known, tell
         self._printed, self._left = printed, left
-        self._folder, self._target = folder, target
+        self._folder, self._target, self._stay = folder, target, stay
         self._names: set[str] = set()
         self._lost = ""
         self._is_over = threading.Event()
+        self._is_left = False  # the last fetch has failed
         self._status: RunStatus | None = None
         self._log = LogWriter()
         self._log.begin(facts)
@@ -149,6 +153,12 @@ class WatchedRun:
             self._log.close()
         if self.end is None and not is_hurried:
             raise ProtocolError(f"the machine of run {self._record.pool} says that it is over, but not how")
+        if self._stay and self._is_left:
+            self._tell.note(
+                f"the machine stays for {span(self._stay)} after the run: `skypool pull {self._record.pool} "
+                f"{self._folder}` fetches what is there, and `skypool down {self._record.pool}` ends it before"
+            )
+            return self._told(is_cancelled)
         self._tell.stage("the machine, which ends")
         ending = in_thread(self._end_machine, "skypool-end")
         try:
@@ -268,7 +278,7 @@ class WatchedRun:
             try:
                 last.result()
             except SkypoolError as e:
-                self.unsaved = str(e)
+                self.unsaved, self._is_left = str(e), True
                 self._tell.error(f"what the program wrote into {self._folder} was not fetched: {e}")
             if self._names or not self.unsaved:
                 self._tell.saved(self._folder, len(self._names))

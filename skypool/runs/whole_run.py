@@ -717,8 +717,10 @@ class WholeRun:
         except ViewEnds:
             return FAILED  # the reason is told by who cannot be written to
         except (SystemExit, SkypoolError):
-            if watched.receipt is None:
+            if watched.receipt is None and watched.end is None:
                 tell.note(again(self.name, self._stay))
+            elif watched.receipt is None:
+                tell.note(f"`skypool down {self.name}` ends what is left of the run, and proves that it has ended")
             raise
         finally:
             self._over, self._receipt, self.unsaved = time.monotonic(), watched.receipt, watched.unsaved
@@ -866,7 +868,9 @@ class WholeRun:
             known = Ledger.here()
             record = known.record(self.session)
             assert record is not None
-            self._watched = WatchedRun(record, known, tell, facts, made.printed, left, self._save, self._saved_to)
+            self._watched = WatchedRun(
+                record, known, tell, facts, made.printed, left, self._save, self._saved_to, self._stay
+            )
         leaving = in_thread(owned.give_up, "skypool-leave")
         if self._watched is None:
             with contextlib.suppress(KeyboardInterrupt, SystemExit):  # a signal comes too late to cancel the run
