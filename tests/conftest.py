@@ -71,7 +71,7 @@ LONGEST_SLOW = """
     runpod_pools remote dask skypilot_aws prove aws_prove fuzz recording files_lab guides stacks prove_labs driver_kit
     gcp_permissions awscli ssh linger troubleshooting gangs nets libcloud_ec2 bad_luck gcp_groups slots recipes
     google_tpu observers rental otlp image_script gcp_tpu image_lab guard network_check libcloud_gce hostile_nodes
-    house handover end_hook readers_of_runs observing_runs detached_calls
+    house handover end_hook readers_of_runs observing_runs detached_calls detached_notices
 """.split()  # noqa: SIM905 - the same
 """The same of their slow tests."""
 

@@ -33,6 +33,10 @@ class Departures:
     """The departures of one pool's nodes.
 
     The methods run in the engine's thread unless their description says otherwise.
+
+    Attributes:
+        taken: when the provider takes back the machine of a pool without a supply, in seconds since 1970; None if it has
+            announced nothing.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Departures:
         self._dispatch = dispatch
         self._services = services
         self._limits = limits
+        self.taken: float | None = None
         self._since: dict[int, float] = {}
         self._clearing: set[int] = set()  # nodes that leave, whose services were stopped
 
@@ -64,10 +69,13 @@ class Departures:
 
         Any thread may call this. From then on, all hosts of the node's slice get no more calls. The engine's thread
         reports the notice to the state machine later. While the pool is being taken over, do nothing: the node repeats
-        the notice.
+        the notice. A pool without a supply goes on: it is run from its machine, by a runner that looks at `taken`.
         """
         state = self._life.state
         if node not in state.nodes:
+            return
+        if self._supply is None:
+            self.taken = at
             return
         self._dispatch.expect(1)  # a gang must not give up before it is decided if the node is replaced
         self._life.soon(self._on_noticed, node, at)  # before it is drained

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from skypool import clock
 from skypool.calls.futures import CallFuture
 from skypool.compute_pool.compute_pool import ComputePool
-from skypool.errors import CommandFailed, SkypoolError, TakenOver
+from skypool.errors import CommandFailed, NodeInterrupted, SkypoolError, TakenOver
 from skypool.event_loop import Loop
 from skypool.head import messages, steps
 from skypool.head.states import (
@@ -117,6 +117,8 @@ class RunnerProcess:
 
     def __init__(self, needs: Needs, out: int) -> None:
         self._needs, self._out = needs, out
+        [held] = needs.handover.nodes
+        self._node = held.instance.node
         self._folder = private.folder(os.path.expanduser(needs.folder))
         # its ledger, logs and samples are its own, as on another computer, also where a client has the same home folder
         os.environ["XDG_STATE_HOME"] = str(self._folder / "state")
@@ -302,7 +304,7 @@ class RunnerProcess:
         status = None if None in found else next(filter(None, found), 0)
         folders = self._save_rest(calm=outcome is Outcome.ENDED and status == 0)
         digest = None if status is None else call_program.digest_of(self._result(attempts))
-        is_taken = self._taken < math.inf and outcome is not Outcome.ENDED and not self._state.is_cancelled
+        is_taken = self._is_taken(outcome)
         is_limit = self._state.is_expired and outcome is not Outcome.ENDED  # else it has ended by itself meanwhile
         now = self._now
         ended = RunStatus(
@@ -324,13 +326,21 @@ class RunnerProcess:
             call_program.clean(Path(self._about.folder))
         self._events.put(done)
 
+    def _is_taken(self, outcome: Outcome) -> bool:
+        """Return True if a run has such an outcome because the provider takes the machine back."""
+        if self._state.is_cancelled:
+            return False
+        if outcome is Outcome.ENDED:  # the program may have ended by the signal that told it
+            return self._running is not None and isinstance(self._error_of(self._running), NodeInterrupted)
+        return self._taken < math.inf
+
     def _save_rest(self, calm: bool) -> tuple[KeptFolder, ...]:
         """Have what is left of the folders saved, and return what is. `calm`: the program has ended by itself, well."""
         folders, pool = self._needs.folders, self._pool
         if not folders:
             return ()
         assert pool is not None
-        engine, [node] = pool._sender.working(), pool.nodes
+        engine, node = pool._sender.working(), self._node
         engine.rental.limits.lifetime = None  # from now on, the written end alone ends the machine
         known = self._hear_of_folders()
         self._stuck_at += max((each.drain for (_, id_), each in known.items() if id_ in folders), default=0.0)
@@ -341,7 +351,7 @@ class RunnerProcess:
     def _hear_of_folders(self) -> Mapping[tuple[int, str], FolderState]:
         """Return the states of the folders that the machine saves, when it has told all of them to this runner."""
         assert self._pool is not None
-        saving, [node] = self._pool._sender.working().saving, self._pool.nodes
+        saving, node = self._pool._sender.working().saving, self._node
         until = time.monotonic() + _TO_HEAR_OF
         wanted = {(node, each) for each in self._needs.folders}
         while not wanted <= (known := saving.states()).keys() and time.monotonic() < until:
@@ -387,29 +397,30 @@ class RunnerProcess:
         if not self._needs.folders or pool is None or pool._begun is None:
             return
         name, text = stored.note_name(status.claim, self._heir), stored.note_of(status, self._heir, self._seal_key)
-        [node] = pool.nodes
         left = self._end - clock.elapsed() - _TO_NOTE / 2
         if status.result is not None:
             kept, seconds = stored.result_name(status.claim, self._heir), min(_TO_KEEP, left - _TO_NOTE)
             self._stuck_at += max(0.0, seconds)
             file = str(self._result(status.attempts))
-            if not pool._begun.saving.note(node, kept, "", seconds, file):
+            if not pool._begun.saving.note(self._node, kept, "", seconds, file):
                 print("the result of the call is not in all buckets of its folders", file=sys.stderr, flush=True)
         seconds = min(_TO_NOTE, left)
-        if not pool._begun.saving.note(node, name, text, seconds):
+        if not pool._begun.saving.note(self._node, name, text, seconds):
             print("how the run has ended is not in all buckets of its folders", file=sys.stderr, flush=True)
 
     def _why(self) -> str:
         """Return why the program was not started, or was lost; "" if it was not, or nobody knows."""
-        if self._running is None:
-            return ""
-        try:
-            error = self._running.exception(_TO_HEAR)
-        except (TimeoutError, CancelledError):
-            return ""
+        error = None if self._running is None else self._error_of(self._running)
         if error is None or (isinstance(error, CommandFailed) and error.returncode is not None):
             return ""
         return one_line(Masker(self._needs.call.secrets).mask(str(error)), 1000)
+
+    def _error_of(self, call: CallFuture[Any]) -> BaseException | None:
+        """Return the error of the call of a program that is over; None for none that comes soon."""
+        try:
+            return call.exception(_TO_HEAR)
+        except (TimeoutError, CancelledError):
+            return None
 
     # --- what nobody says ------------------------------------------------------------------------------------
 
@@ -435,7 +446,7 @@ class RunnerProcess:
 
     def _hear_of_notice(self, engine: PoolEngine) -> None:
         """Note when the provider takes the machine back, and when the program is stopped so that its end is stored."""
-        at = next((each.taken for each in engine.life.state.nodes.values() if each.taken is not None), None)
+        at = engine.departures.taken
         if at is None or self._taken < math.inf:
             return
         now, left = clock.elapsed(), at - time.time()
