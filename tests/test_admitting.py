@@ -46,6 +46,7 @@ def launched(driver: Any, need: Need, pool: str = "train") -> Instance:
     return found
 
 
+@pytest.mark.needs("openssh")
 def test_aws_admits_the_present_address_once_and_removes_it_with_the_group(
     aws_api: AWS, move: Callable[[str], None]
 ) -> None:
@@ -75,6 +76,7 @@ def test_aws_admits_the_present_address_once_and_removes_it_with_the_group(
     assert networks() == {}
 
 
+@pytest.mark.needs("openssh")
 def test_google_cloud_admits_the_present_address_once_and_removes_it_with_the_others(
     gce_api: GCE, move: Callable[[str], None]
 ) -> None:

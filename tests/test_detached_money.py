@@ -277,7 +277,8 @@ def test_a_dry_run_tells_the_worst_bill_of_a_run_without_a_client(
     cloud: FakeCloud,
     told: list[tuple[str, dict[str, Any]]],
 ) -> None:
-    asked = Asked({"provider": cloud, **rent}, budget=budget, max_lifetime=3600.0, detach=True, keep=60.0)
+    rent = {"provider": cloud, **rent}
+    asked = Asked(rent, budget=budget, max_lifetime=3600.0, detach=True, keep=60.0, lossy=True)
     WholeRun(Target.of(["train.py"]), asked, Json()).check(dry_run=True)
     fields = dict(told)["plan"]
     assert fields["most_usd"] == pytest.approx(most * (3600 + ENDING) / 3600)

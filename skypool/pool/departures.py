@@ -35,8 +35,8 @@ class Departures:
     The methods run in the engine's thread unless their description says otherwise.
 
     Attributes:
-        taken: when the provider takes back the machine of a pool without a supply, in seconds since 1970; None if it has
-            announced nothing.
+        taken: when the provider takes back the machine of a pool without a supply, in seconds since 1970; None if it
+            has announced nothing.
     """
 
     def __init__(

@@ -117,8 +117,6 @@ class RunnerProcess:
 
     def __init__(self, needs: Needs, out: int) -> None:
         self._needs, self._out = needs, out
-        [held] = needs.handover.nodes
-        self._node = held.instance.node
         self._folder = private.folder(os.path.expanduser(needs.folder))
         # its ledger, logs and samples are its own, as on another computer, also where a client has the same home folder
         os.environ["XDG_STATE_HOME"] = str(self._folder / "state")
@@ -260,6 +258,12 @@ class RunnerProcess:
         limits = engine.rental.limits
         limits.billed_since = clock.now()
         limits.lifetime = self._until - clock.elapsed()
+
+    @property
+    def _node(self) -> int:
+        """The number of the machine's node."""
+        [held] = self._needs.handover.nodes
+        return held.instance.node
 
     @property
     def _end(self) -> float:
