@@ -126,6 +126,22 @@ def test_ctrl_c_cancels_a_watched_run_fetches_its_folder_and_ends_its_machine(wa
     assert watched.entry() == Entry(State.ENDED, Outcome.CANCELLED)
 
 
+def test_a_second_ctrl_c_ends_the_machine_of_a_program_that_ignores_the_first(watched: Watched) -> None:
+    program = f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{PRINTS}"
+    with watched.start(program, "--budget", "20", "--save", "out") as process:
+        assert watched.began
+        assert process.stderr is not None
+        process.send_signal(signal.SIGINT)
+        lines = iter(process.stderr.readline, "")
+        assert any("another Ctrl-C ends the machine at once" in each for each in lines)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted: the machine is ended now" in err
+    assert watched.cloud.count() == 0
+    assert watched.entry() == Entry(State.ENDED, Outcome.CANCELLED)
+
+
 def test_what_cannot_be_fetched_at_the_end_stays_with_the_machine(watched: Watched) -> None:
     with watched.start(PRINTS, "--budget", "20", "--save", "out") as process:
         began = watched.began
