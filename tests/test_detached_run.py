@@ -342,7 +342,7 @@ def test_a_command_asks_a_rented_machine_how_its_run_stands_and_records_its_end(
             assert [each.state for each in cloud.instances(pool=name)] == ["running"], "it is kept"
         done = subprocess.run(skypool("down", "--yes", name), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert "its run ended with status 0; its machine is still there; what it has not saved is lost" in done.stdout
+        assert "its run ended with status 3; its machine is still there; what it has not saved is lost" in done.stdout
         assert entry_of(name) == Entry(Ledger.ENDED, Outcome.ENDED), "and not cancelled or lost"
         assert shown(name)["state"] == "ended"
         assert cloud.count() == 0
