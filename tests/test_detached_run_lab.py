@@ -73,7 +73,7 @@ def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the
     detach(lab, machine, tmp_path / name, PROGRAM, monkeypatch, TOKEN=token)
     known = Ledger.here()
     session = record_of(name).session
-    assert ask_machines(known, known.open_pools()) == {}
+    assert ask_machines(known, [record_of(name)]) == {}
     seen = run_of(name).seen
     assert seen is not None
     text = b"".join(lab.client_key.read_bytes().splitlines()[1:-1])
@@ -87,7 +87,7 @@ def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the
     assert {"TOKEN"} in found.values(), "the search finds what is there"
     assert set().union(*found.values()) == {"TOKEN"}
     machine.cut()
-    told = ask_machines(known, known.open_pools())
+    told = ask_machines(known, [record_of(name)])
     assert told[session].startswith("its machine could not be asked: ")
     assert (run_of(name).entry, run_of(name).seen) == (Entry(State.DETACHED), seen)
     folder = machine.path(messages.folder_of("/root/.skypool", Claim(name)))
@@ -98,7 +98,7 @@ def test_a_run_ends_alone_on_a_machine_that_nobody_reaches_and_has_no_key_of_the
     assert f"done {token}".encode() in (folder / stored.OUTPUT / "1" / "0" / "0").read_bytes()
     eventually(lambda: set(machine.processes().values()) == before, 60, "the end of all processes")
     machine.mend()
-    assert ask_machines(known, known.open_pools()) == {}, "its host is still there, without a node"
+    assert ask_machines(known, [record_of(name)]) == {}, "its host is still there, without a node"
     assert run_of(name).entry == Entry(State.DETACHED, Outcome.ENDED)
     [copy] = machine.path("/root/.cache/skypool/runs/projects").glob(f"{name}-*")
     assert (copy / "ran").read_text() == "1"
