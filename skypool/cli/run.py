@@ -260,10 +260,8 @@ def run(
             tell.close()
         except KeyboardInterrupt:  # Ctrl-C in a pager reaches this process, too; a second one counts
             tell.close()
-    if (
-        is_signalled and detach and whole is not None and whole.is_detached
-    ):  # the signal came too late to cancel the run
-        status = 0
+    if is_signalled and detach and whole is not None and whole.is_detached:
+        status = 0  # the signal came too late to cancel the run
     if tell.failure is not None and not is_signalled:  # a closed terminal sends a signal, and shows nothing any more
         raise tell.failure
     raise typer.Exit(status)

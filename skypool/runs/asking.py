@@ -52,11 +52,9 @@ def ask_machines(
     for session, (record, answer) in asked.items():
         if not answer.done():
             told[session] = f"its machine could not be asked: there was no answer within {PATIENCE:g} s"
-        elif (
-            isinstance(error := answer.exception(), NotListed)
-            and error.is_gone
-            and not record.client_lives(time.time())
-        ):
+            continue
+        error = answer.exception()
+        if isinstance(error, NotListed) and error.is_gone and not record.client_lives(time.time()):
             known.mark(session, partial(seen_ended, stored=None))
             Keys.of(record.pool).forget()
         elif error is not None:

@@ -42,7 +42,7 @@ class Found:
 
     @property
     def end(self) -> RunEnd | None:
-        """How the run has ended, as it is stored or as its agent says; None if nothing of that is there."""
+        """The end of the run, as it is stored or as its agent says; None if nothing of that is there."""
         end = self.over if self.status is None else self.status.end
         if end is None or not self.unposted:
             return end

@@ -106,7 +106,7 @@ class ProgramCall:
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """What is known of the project on a node before its program starts.
+    """The project on a node, before its program starts.
 
     Attributes:
         copy: the folder of the project there.
