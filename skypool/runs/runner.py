@@ -365,6 +365,8 @@ class RunnerProcess:
     def _stored(self, ended: RunStatus) -> Stored | NotStored:
         """Store an end in several tries: another runner would fail in the same way, as on a full disk."""
         why = ""
+        if ended.result is not None:  # who hears of the end may end the machine at once
+            self._note(ended)
         for pause in _TO_STORE:
             time.sleep(pause)
             try:
