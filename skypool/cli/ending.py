@@ -16,7 +16,6 @@ from skypool.cli.run_end import end_data
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolError, UsageError
-from skypool.head.steps import seen_ended
 from skypool.model import Instance
 from skypool.rental import run_state
 from skypool.rental.gc import Found, Survey, everyone, explained_again, reconcile, survey, terminate_found
@@ -115,7 +114,7 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
     terminate_all(asked, name, ledger, say=output.say)
     if ledger is not None and any(isinstance(each.thing, Instance) for each in found):
         for each in kept:  # a run whose outcome is known keeps it
-            ledger.mark(each.session, lambda entry: seen_ended(entry, by_user(entry)))
+            ledger.mark(each.session, by_user)
     if elsewhere := _of_others(found, records):
         terminate_found(elsewhere, say=output.say)
     for record in records:

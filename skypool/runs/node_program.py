@@ -107,12 +107,7 @@ def run(
 
 
 class _MaskedFiles(OutputFiles):
-    """The output files of a program, with marks in place of secrets.
-
-    Args:
-        folder: their folder, which is made.
-        secrets: the values by their names.
-    """
+    """The output files of a program, with marks in place of secrets, which are given by their names."""
 
     def __init__(self, folder: str, secrets: Mapping[str, str]) -> None:
         super().__init__(folder)

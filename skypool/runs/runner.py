@@ -88,6 +88,7 @@ _TO_STORE = 0.0, 2.0, 5.0
 _STUCK = 60.0
 """Seconds after which a work that has not ended counts as stuck: no work takes so long on a machine that is well."""
 _TAKEN = "its provider has taken its machine back"
+"""The reason of a run that was interrupted for that."""
 _UNSAID = 10.0
 """Seconds after the failure of a call in which the agent says that its attempt is over, if it was ever begun."""
 
@@ -267,7 +268,7 @@ class RunnerProcess:
 
     @property
     def _end(self) -> float:
-        """When the machine ends in any case, by `clock.elapsed`."""
+        """The time by `clock.elapsed` at which the machine ends in any case."""
         return min(self._until, self._taken)
 
     @property
